@@ -1,0 +1,93 @@
+package assemble
+
+import "github.com/ebpfllm/ebpfllm/internal/stage"
+
+// Key names one request: the kernel's cookie of its socket and its number on
+// that connection, from 1.
+type Key struct {
+	Cookie uint64
+	Seq    uint32
+}
+
+// Link methods: how a span was tied to the application's trace.
+const (
+	LinkTraceparent = "traceparent" // the header on the request's own connection
+	LinkNone        = "none"        // no (valid) context on the wire: a trace of the receiver's own
+)
+
+// Head is what leaves the parser of a request's header bytes: the fields that
+// may be exported, and nothing else.
+type Head struct {
+	Method      string // known method or "_OTHER"
+	Path        string // without query
+	Host        string
+	Proto       string   // "1.0" or "1.1"
+	TraceParent string   // "" if absent; malformed or repeated ones are counted and dropped
+	TraceState  string   // joined per W3C; "" without a valid traceparent
+	TraceID     [16]byte // zero without a valid traceparent
+	ParentID    [8]byte
+	TraceFlags  byte
+}
+
+// Peer is the address pair of the request's socket.
+type Peer struct {
+	Family                uint16 // unix.AF_INET or unix.AF_INET6
+	LocalAddr, RemoteAddr [16]byte
+	LocalPort, RemotePort uint16
+}
+
+// Request is one request on a server socket, from its first byte's arrival in
+// the kernel to its last response byte handed to the device. Times are
+// CLOCK_MONOTONIC nanoseconds.
+type Request struct {
+	Key
+	PID, TID uint32 // the process and the thread that read it, in the initial PID namespace
+	Peer     Peer
+	Head     Head
+
+	Start      uint64 // first byte readable in the kernel
+	FirstRead  uint64 // the read that completed the header returned
+	FirstChunk uint64 // first response byte handed to the device; 0 if none
+	End        uint64 // last response byte handed to the device
+
+	Status     int  // response status; 0 if no response head was seen
+	Streaming  bool // text/event-stream, ndjson, or chunked with more than one write
+	Chunks     int  // response writes that reached the device
+	BytesIn    uint64
+	BytesOut   uint64
+	Gaps       Gaps
+	Exclusive  stage.Times   // nanoseconds; sums to End-Start with Unattributed
+	Plain      stage.Times   // socket stages only: overlapping totals
+	MajorFault int64         // nanoseconds of Exclusive[stage.PageFault] in faults that waited for I/O
+	SharedBy   int           // largest number of requests in flight on its thread; 1 if alone
+	Missing    []stage.Stage // stages that could not be measured for this request
+	Incomplete []string      // why the record is not whole: lost_records, head_truncated, aborted, …
+}
+
+// Gaps are the pauses between response writes, in nanoseconds. N counts them;
+// without any the rest is zero and not exported.
+type Gaps struct {
+	N             int
+	P50, P99, Max int64
+}
+
+// Occurrence is one stretch of a stall stage that lasted min_duration or more.
+// It is delivered as soon as it ends, which may be long before its request does.
+type Occurrence struct {
+	Key
+	PID, TID   uint32
+	Stage      stage.Stage
+	Start, End uint64 // CLOCK_MONOTONIC nanoseconds
+	Duration   int64  // nanoseconds of the stage within [Start, End]
+	Syscall    int32  // system call number for Syscall, Lock, BlockIO, PageCache; -1 if none
+	Major      bool   // for PageFault: it waited for I/O
+	SharedBy   int    // requests in flight on the thread
+}
+
+// Sink takes what the assembler finds, in order: Begin once per request, then
+// its occurrences, then Finish once. All calls come from one goroutine.
+type Sink interface {
+	Begin(*Request)
+	Occurrence(*Occurrence)
+	Finish(*Request)
+}
