@@ -1,0 +1,79 @@
+# `make` alone lists the targets. Building, testing and the demo need Go and make; only `make generate` needs clang.
+
+DIST    := dist/otelcol-ebpfllm
+TOOLS   := go tool -modfile=internal/tools/go.mod
+OCB     := $(TOOLS) builder --ldflags="-s -w"
+MDATAGEN_DIRS := receiver/ebpfllmreceiver processor/spikesamplingprocessor
+# Programs that only tests run are built outside the tree, so that they outlive `git clean`.
+BACKENDS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ebpfllm/backends
+# What `make test` tests; e.g. make test PKGS=./internal/assemble/... TESTFLAGS='-run Chunk -v'
+PKGS      := ./...
+TESTFLAGS :=
+
+export GOTOOLCHAIN ?= local
+export EBPFLLM_COLLECTOR := $(CURDIR)/$(DIST)
+
+.DEFAULT_GOAL := help
+.PHONY: help build build-full generate generate-bpf generate-mdatagen generate-ocb test demo demo-llamacpp run bench lint fmt backends test-backends clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
+
+build: ## build the distribution with ocb: dist/otelcol-ebpfllm
+	@mkdir -p dist
+	$(OCB) --config builder-config.yaml --skip-get-modules
+	@mv cmd/otelcol-ebpfllm/otelcol-ebpfllm $(DIST)
+	@ls -lh $(DIST) | awk '{print $$9, $$5}'
+
+build-full: ## build the distribution with the heavy components too: dist/otelcol-ebpfllm-full
+	@mkdir -p dist build
+	$(OCB) --config builder-full.yaml
+	@mv build/full/otelcol-ebpfllm-full dist/
+
+generate: generate-bpf generate-mdatagen generate-ocb ## regenerate BPF objects (clang-19), component metadata, the collector's source
+
+generate-bpf:
+	go generate ./bpf/...
+
+generate-mdatagen:
+	@for d in $(MDATAGEN_DIRS); do echo "mdatagen $$d" && (cd $$d && go tool -modfile=$(CURDIR)/internal/tools/go.mod mdatagen metadata.yaml) || exit 1; done
+
+generate-ocb:
+	$(OCB) --config builder-config.yaml --skip-compilation
+
+test: build ## run every test; as root the kernel tests run too
+	@mkdir -p out
+	$(TOOLS) gotestsum --format pkgname --format-hide-empty-pkg --jsonfile out/test.json --post-run-command internal/tools/counts.sh \
+		-- -timeout 20m $(TESTFLAGS) $(PKGS)
+
+demo: build ## spike a real streaming server and explain each spike (as root; under a minute after the build)
+	go run ./internal/demo -collector $(DIST)
+
+demo-llamacpp: build ## the same against a real llama.cpp (needs npm)
+	go run ./internal/demo -collector $(DIST) -server llamacpp
+
+run: build ## run the distribution with examples/quickstart/config.yaml
+	$(DIST) --config examples/quickstart/config.yaml
+
+bench: ## measure; writes out/bench.json
+	@mkdir -p out
+	cd internal/bench && go run . -out ../../out/bench.json
+
+lint: ## run golangci-lint
+	go tool -modfile=internal/tools/lint/go.mod golangci-lint run ./...
+
+fmt: ## format as the linter wants it
+	go tool -modfile=internal/tools/lint/go.mod golangci-lint fmt ./...
+
+backends:
+	@mkdir -p $(BACKENDS)
+	go build -C internal/tools/backends/victoriametrics -trimpath -ldflags='-s -w' -o $(BACKENDS)/victoria-metrics github.com/VictoriaMetrics/VictoriaMetrics/app/victoria-metrics
+	go build -C internal/tools/backends/jaeger -trimpath -ldflags='-s -w' -o $(BACKENDS)/jaeger github.com/jaegertracing/jaeger/cmd/all-in-one
+
+test-backends: build backends ## read kept traces and metrics back from a real Jaeger and a real VictoriaMetrics
+	@mkdir -p out
+	EBPFLLM_BACKENDS=$(BACKENDS) $(TOOLS) gotestsum --format testname --jsonfile out/test-backends.json --post-run-command internal/tools/counts.sh \
+		-- -tags backends -timeout 10m -count 1 $(TESTFLAGS) ./internal/backendtest/...
+
+clean: ## remove what was built
+	rm -rf dist build out examples/existing-collector/build
