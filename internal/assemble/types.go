@@ -1,6 +1,9 @@
 package assemble
 
-import "github.com/ebpfllm/ebpfllm/internal/stage"
+import (
+	"github.com/ebpfllm/ebpfllm/internal/httphead"
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+)
 
 // Key names one request: the kernel's cookie of its socket and its number on
 // that connection, from 1.
@@ -14,20 +17,6 @@ const (
 	LinkTraceparent = "traceparent" // the header on the request's own connection
 	LinkNone        = "none"        // no (valid) context on the wire: a trace of the receiver's own
 )
-
-// Head is what leaves the parser of a request's header bytes: the fields that
-// may be exported, and nothing else.
-type Head struct {
-	Method      string // known method or "_OTHER"
-	Path        string // without query
-	Host        string
-	Proto       string   // "1.0" or "1.1"
-	TraceParent string   // "" if absent; malformed or repeated ones are counted and dropped
-	TraceState  string   // joined per W3C; "" without a valid traceparent
-	TraceID     [16]byte // zero without a valid traceparent
-	ParentID    [8]byte
-	TraceFlags  byte
-}
 
 // Peer is the address pair of the request's socket.
 type Peer struct {
@@ -43,7 +32,7 @@ type Request struct {
 	Key
 	PID, TID uint32 // the process and the thread that read it, in the initial PID namespace
 	Peer     Peer
-	Head     Head
+	Head     httphead.Head
 
 	Start      uint64 // first byte readable in the kernel
 	FirstRead  uint64 // the read that completed the header returned
@@ -56,6 +45,7 @@ type Request struct {
 	BytesIn    uint64
 	BytesOut   uint64
 	Gaps       Gaps
+	GapValues  []int64       // the latest pauses between response writes, at most MaxGapValues, in nanoseconds
 	Exclusive  stage.Times   // nanoseconds; sums to End-Start with Unattributed
 	Plain      stage.Times   // socket stages only: overlapping totals
 	MajorFault int64         // nanoseconds of Exclusive[stage.PageFault] in faults that waited for I/O
@@ -63,6 +53,9 @@ type Request struct {
 	Missing    []stage.Stage // stages that could not be measured for this request
 	Incomplete []string      // why the record is not whole: lost_records, head_truncated, aborted, …
 }
+
+// MaxGapValues bounds Request.GapValues.
+const MaxGapValues = 4096
 
 // Gaps are the pauses between response writes, in nanoseconds. N counts them;
 // without any the rest is zero and not exported.
