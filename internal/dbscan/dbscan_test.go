@@ -1,0 +1,294 @@
+package dbscan
+
+import (
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// reference is DBSCAN as defined, by comparing all pairs. It shares no code
+// with the package.
+func reference(points []float64, dims int, eps float64, minSamples int) Result {
+	n := len(points) / dims
+	near := func(a, b int) bool {
+		sum := 0.0
+		for k := range dims {
+			d := points[a*dims+k] - points[b*dims+k]
+			sum += float64(d * d)
+		}
+		return sum <= float64(eps*eps)
+	}
+	res := Result{Labels: make([]int32, n), Core: make([]bool, n)}
+	for a := range n {
+		res.Labels[a] = -1
+		count := 0
+		for b := range n {
+			if near(a, b) {
+				count++
+			}
+		}
+		res.Core[a] = count >= minSamples
+	}
+	for a := range n {
+		if !res.Core[a] || res.Labels[a] >= 0 {
+			continue
+		}
+		todo := []int{a}
+		res.Labels[a] = int32(res.Clusters)
+		for len(todo) > 0 {
+			x := todo[0]
+			todo = todo[1:]
+			for b := range n {
+				if res.Labels[b] < 0 && near(x, b) {
+					res.Labels[b] = int32(res.Clusters)
+					if res.Core[b] {
+						todo = append(todo, b)
+					}
+				}
+			}
+		}
+		res.Clusters++
+	}
+	return res
+}
+
+type caseFile struct {
+	Name       string
+	File       string
+	Labels     string
+	Expected   string
+	Scales     []float64
+	Eps        float64
+	MinSamples int `json:"min_samples"`
+	N, D       int
+	Clusters   int
+	Noise      int
+	WindowS    float64 `json:"window_s"`
+}
+
+func manifest(t testing.TB) (cases, streams []caseFile) {
+	b, err := os.ReadFile(filepath.Join("testdata", "open", "manifest.json"))
+	require.NoError(t, err)
+	var m struct{ Cases, Streams []caseFile }
+	require.NoError(t, json.Unmarshal(b, &m))
+	require.NotEmpty(t, m.Cases)
+	require.NotEmpty(t, m.Streams)
+	return m.Cases, m.Streams
+}
+
+// readCSV returns the numbers of a file of testdata/open, row by row.
+func readCSV(t testing.TB, name string, columns int) []float64 {
+	f, err := os.Open(filepath.Join("testdata", "open", name))
+	require.NoError(t, err)
+	defer f.Close()
+	r := csv.NewReader(f)
+	r.FieldsPerRecord = columns
+	_, err = r.Read() // header
+	require.NoError(t, err)
+	var out []float64
+	for {
+		rec, err := r.Read()
+		if err == io.EOF { //nolint:errorlint // csv returns it bare
+			return out
+		}
+		require.NoError(t, err)
+		for _, s := range rec {
+			x, err := strconv.ParseFloat(s, 64)
+			require.NoError(t, err)
+			out = append(out, x)
+		}
+	}
+}
+
+func (c *caseFile) points(t testing.TB) []float64 {
+	pts := readCSV(t, c.File, len(c.Scales))
+	for i := range pts {
+		pts[i] /= c.Scales[i%len(c.Scales)]
+	}
+	return pts
+}
+
+func TestLabelsEqualReferenceCasesToTheLetter(t *testing.T) {
+	cases, _ := manifest(t)
+	for _, c := range cases {
+		t.Run(c.Name, func(t *testing.T) {
+			points := c.points(t)
+			require.Len(t, points, c.N*c.D)
+			var want Result
+			for i, x := range readCSV(t, c.Labels, 2) {
+				if i%2 == 0 {
+					want.Labels = append(want.Labels, int32(x))
+				} else {
+					want.Core = append(want.Core, x == 1)
+				}
+			}
+			want.Clusters = c.Clusters
+
+			got, err := Cluster(points, c.D, c.Eps, c.MinSamples)
+			require.NoError(t, err)
+			assert.Equal(t, want, got)
+			assert.Equal(t, c.Noise, count(got.Labels, Noise))
+			assert.Equal(t, want, bySweep(points, c.D, c.Eps, c.MinSamples))
+			assert.Equal(t, want, reference(points, c.D, c.Eps, c.MinSamples), "the reference itself")
+		})
+	}
+}
+
+func count[T comparable](s []T, x T) int {
+	n := 0
+	for _, y := range s {
+		if y == x {
+			n++
+		}
+	}
+	return n
+}
+
+func bySweep(points []float64, dims int, eps float64, minSamples int) Result {
+	n := len(points) / dims
+	res := Result{Labels: slices.Repeat([]int32{Noise}, n), Core: make([]bool, n)}
+	if n > 0 {
+		sweep(points, dims, eps, minSamples, &res)
+	}
+	return res
+}
+
+func TestMinSamplesCountsThePointItselfAndEpsIsWithin(t *testing.T) {
+	row := []float64{0, 2, 3, 4, 6, 8, 10}
+	for _, tc := range []struct {
+		minSamples int
+		labels     []int32
+		core       []int // indices
+	}{
+		{1, []int32{0, 1, 1, 1, 2, 3, 4}, []int{0, 1, 2, 3, 4, 5, 6}},
+		{2, []int32{-1, 0, 0, 0, -1, -1, -1}, []int{1, 2, 3}},
+		{3, []int32{-1, 0, 0, 0, -1, -1, -1}, []int{2}},
+		{4, []int32{-1, -1, -1, -1, -1, -1, -1}, nil},
+		{math.MaxInt, []int32{-1, -1, -1, -1, -1, -1, -1}, nil},
+	} {
+		t.Run(fmt.Sprint("min_samples ", tc.minSamples), func(t *testing.T) {
+			got, err := Cluster(row, 1, 1, tc.minSamples)
+			require.NoError(t, err)
+			assert.Equal(t, tc.labels, got.Labels)
+			for i, core := range got.Core {
+				assert.Equal(t, slices.Contains(tc.core, i), core, "point %d", i)
+			}
+		})
+	}
+}
+
+func TestBorderPointTakesSmallestClusterInReach(t *testing.T) {
+	// The cluster on the right comes first in the input, so it is number 0.
+	points := []float64{3, 3.2, 3.4, 1, 1.2, 1.4, 2.2}
+	got, err := Cluster(points, 1, 0.85, 4)
+	require.NoError(t, err)
+	assert.Equal(t, reference(points, 1, 0.85, 4), got)
+	assert.Equal(t, []int32{0, 0, 0, 1, 1, 1, 0}, got.Labels)
+	assert.False(t, got.Core[6])
+}
+
+func TestNoPointsAreNoClusters(t *testing.T) {
+	for dims := 1; dims <= MaxDims; dims++ {
+		got, err := Cluster(nil, dims, 1, 1)
+		require.NoError(t, err)
+		assert.Empty(t, got.Labels)
+		assert.Empty(t, got.Core)
+		assert.Zero(t, got.Clusters)
+	}
+}
+
+func TestBadInputIsRefused(t *testing.T) {
+	nan, inf := math.NaN(), math.Inf(1)
+	for _, tc := range []struct {
+		name       string
+		points     []float64
+		dims       int
+		eps        float64
+		minSamples int
+		want       error
+		says       string
+	}{
+		{"no axes", nil, 0, 1, 1, ErrDims, "1 to 4"},
+		{"negative axes", nil, -1, 1, 1, ErrDims, "-1"},
+		{"too many axes", make([]float64, 5), 5, 1, 1, ErrDims, "1 to 4"},
+		{"half a point", make([]float64, 5), 2, 1, 1, ErrDims, "5 coordinates"},
+		{"eps zero", nil, 1, 0, 1, ErrEps, "0"},
+		{"eps negative", nil, 1, -1, 1, ErrEps, "-1"},
+		{"eps NaN", nil, 1, nan, 1, ErrEps, "NaN"},
+		{"eps infinite", nil, 1, inf, 1, ErrEps, "Inf"},
+		{"eps squared vanishes", nil, 1, 1e-170, 1, ErrEps, "1e-170"},
+		{"eps squared overflows", nil, 1, 1e170, 1, ErrEps, "1e+170"},
+		{"min_samples zero", nil, 1, 1, 0, ErrMinSamples, "0"},
+		{"min_samples negative", nil, 1, 1, -3, ErrMinSamples, "-3"},
+		{"NaN", []float64{1, 2, 3, nan}, 2, 1, 1, ErrNotFinite, "point 1, axis 1"},
+		{"infinite", []float64{1, 2, inf, 4}, 2, 1, 1, ErrNotFinite, "point 1, axis 0"},
+		{"minus infinite", []float64{-inf}, 1, 1, 1, ErrNotFinite, "point 0, axis 0"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := Cluster(tc.points, tc.dims, tc.eps, tc.minSamples)
+			require.ErrorIs(t, err, tc.want)
+			assert.ErrorContains(t, err, tc.says)
+			assert.Zero(t, got)
+		})
+	}
+}
+
+// layouts draw points that are hard in one way each; coordinates in units of
+// about eps.
+var layouts = map[string]func(r *rand.Rand) float64{
+	"uniform":          func(r *rand.Rand) float64 { return r.Float64() * 8 },
+	"clumped":          func(r *rand.Rand) float64 { return float64(r.IntN(3))*2.5 + r.NormFloat64()*0.3 },
+	"whole numbers":    func(r *rand.Rand) float64 { return float64(r.IntN(6)) },
+	"halves":           func(r *rand.Rand) float64 { return float64(r.IntN(12)) / 2 },
+	"tenths":           func(r *rand.Rand) float64 { return float64(r.IntN(40)) / 10 },
+	"negative":         func(r *rand.Rand) float64 { return -float64(r.IntN(40)) / 8 },
+	"far from origin":  func(r *rand.Rand) float64 { return 1e9 + float64(r.IntN(40))/8 },
+	"coarser than eps": func(r *rand.Rand) float64 { return 1e16 + 2*float64(r.IntN(5)) },
+	"one outlier in 8": func(r *rand.Rand) float64 {
+		return float64(r.IntN(12))/2 + float64(r.IntN(8)/7)*1e6*float64(r.IntN(3))
+	},
+	"enormous": func(r *rand.Rand) float64 { return math.Ldexp(float64(r.IntN(5)-2), r.IntN(1022)) },
+	"all alike": func(*rand.Rand) float64 {
+		return 0.1
+	},
+}
+
+func TestFastPathEqualsDefinition(t *testing.T) {
+	for name, draw := range layouts {
+		t.Run(name, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(1, 2))
+			for range 300 {
+				dims := 1 + r.IntN(MaxDims)
+				points := make([]float64, dims*r.IntN(120))
+				for i := range points {
+					points[i] = draw(r)
+				}
+				eps := []float64{0.5, 0.7, 1, math.Sqrt2, math.Sqrt(3), 2}[r.IntN(6)]
+				minSamples := 1 + r.IntN(8)
+				requireExact(t, points, dims, eps, minSamples)
+			}
+		})
+	}
+}
+
+func requireExact(t *testing.T, points []float64, dims int, eps float64, minSamples int) {
+	t.Helper()
+	input := slices.Clone(points)
+	want := reference(points, dims, eps, minSamples)
+	got, err := Cluster(points, dims, eps, minSamples)
+	require.NoError(t, err)
+	require.Equal(t, want, got, "%d axes, eps %v, min_samples %d: %v", dims, eps, minSamples, points)
+	require.Equal(t, want, bySweep(points, dims, eps, minSamples), "sweep: %d axes, eps %v, min_samples %d: %v", dims, eps, minSamples, points)
+	require.Equal(t, input, points, "input changed")
+}
