@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/ebpfllm/ebpfllm/internal/dbscan/dbscantest"
 )
 
 // reference is DBSCAN as defined, by comparing all pairs. It shares no code
@@ -291,4 +293,100 @@ func requireExact(t *testing.T, points []float64, dims int, eps float64, minSamp
 	require.Equal(t, want, got, "%d axes, eps %v, min_samples %d: %v", dims, eps, minSamples, points)
 	require.Equal(t, want, bySweep(points, dims, eps, minSamples), "sweep: %d axes, eps %v, min_samples %d: %v", dims, eps, minSamples, points)
 	require.Equal(t, input, points, "input changed")
+}
+
+// Pairs of points, each pair far from all others on every axis, 17 bits' worth
+// of cells on each of four axes even with the gaps shortened.
+func TestDataTooWideForTheGridIsStillExact(t *testing.T) {
+	const pairs = 17000
+	r := rand.New(rand.NewPCG(5, 6))
+	var orders [MaxDims][]int
+	for k := range orders {
+		orders[k] = r.Perm(pairs)
+	}
+	var points []float64
+	for i := range pairs {
+		var p [MaxDims]float64
+		for k := range p {
+			p[k] = float64(orders[k][i]) * 1e6
+		}
+		points = append(points, p[:]...)
+		p[r.IntN(MaxDims)] += 1
+		points = append(points, p[:]...)
+	}
+	_, ok := newGrid(points, MaxDims, 1)
+	require.False(t, ok, "the data does fit the grid")
+
+	got, err := Cluster(points, MaxDims, 1, 2)
+	require.NoError(t, err)
+	assert.Equal(t, pairs, got.Clusters)
+	for i, label := range got.Labels {
+		require.Equal(t, int32(i/2), label)
+		require.True(t, got.Core[i])
+	}
+}
+
+// Cells on both sides of which the answer flips: points exactly eps apart along
+// each axis and each diagonal, at places where cell borders round differently.
+func TestPointsExactlyEpsApartAcrossCellBorders(t *testing.T) {
+	for dims := 1; dims <= MaxDims; dims++ {
+		diagonal := math.Sqrt(float64(dims))
+		for _, side := range []float64{1, 0.1, 1.0 / 3, 1e-5, 12345.678} {
+			var points []float64
+			for step := range 60 {
+				for k := range dims {
+					p := make([]float64, dims)
+					p[k] = float64(step) * side
+					points = append(points, p...)
+				}
+				points = append(points, slices.Repeat([]float64{float64(step) * side}, dims)...)
+			}
+			for _, eps := range []float64{side, math.Nextafter(side, 0), side * diagonal, math.Nextafter(side*diagonal, 0)} {
+				for _, minSamples := range []int{1, 3, 5} {
+					requireExact(t, points, dims, eps, minSamples)
+				}
+			}
+		}
+	}
+}
+
+func TestMakeGivesDataThatTheReferenceAgreesOn(t *testing.T) {
+	for kind := range dbscantest.Kinds {
+		s := dbscantest.Make(kind, 2000, 1)
+		require.Len(t, s.Points, 2000*s.Dims)
+		require.Equal(t, s, dbscantest.Make(kind, 2000, 1), "%s is not the same each time", kind)
+		requireExact(t, s.Points, s.Dims, s.Eps, s.MinSamples)
+	}
+}
+
+// FuzzCluster reads parameters and then coordinates from the input, coarse
+// enough that ties and duplicates are common.
+func FuzzCluster(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 0, 1, 2, 3, 4, 5})
+	f.Add([]byte{2, 3, 4, 1, 0, 0, 0, 255, 255, 255, 0, 0, 1, 0, 1, 0})
+	f.Add([]byte{3, 5, 1, 2, 1, 2, 3, 4, 1, 2, 3, 5, 128, 0, 0, 0})
+	f.Add([]byte{1, 1, 2, 3, 10, 200, 11, 201, 12, 202, 13, 203})
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if len(in) < 4 {
+			return
+		}
+		dims := 1 + int(in[0])%MaxDims
+		eps := []float64{1, 2, 0.8, math.Sqrt2, math.Sqrt(3), math.Sqrt(5), 0.1, 7}[in[1]%8]
+		minSamples := 1 + int(in[2])%16
+		place := []func(b byte) float64{
+			func(b byte) float64 { return float64(b) },
+			func(b byte) float64 { return float64(b) / 10 },
+			func(b byte) float64 { return float64(int8(b)) * eps / math.Sqrt(float64(dims)) },
+			func(b byte) float64 { return math.Ldexp(float64(int8(b)), 8*int(b%8)) }, // a few far away
+			func(b byte) float64 { return 1e15 + float64(b)/8 },
+			func(b byte) float64 { return float64(b%16)*eps + math.Ldexp(float64(b/16), -50) },
+		}[in[3]%6]
+		data := in[4:]
+		data = data[:min(len(data), 200*dims)]
+		points := make([]float64, len(data)/dims*dims)
+		for i := range points {
+			points[i] = place(data[i])
+		}
+		requireExact(t, points, dims, eps, minSamples)
+	})
 }

@@ -285,23 +285,24 @@ type run struct{ from, to int32 }
 // The cell itself is among them if it is among the keys and the walk is not of
 // later cells only.
 func (w *walk) at(key uint64, later bool, runs []run) []run {
+	keys := w.keys
 	for i := range w.steps {
 		s := &w.steps[i]
 		lo, hi := key+s.delta-s.along, key+s.delta+s.along
 		if later && s.delta == 0 {
 			lo = key + 1
 		}
-		from := w.place[i]
-		for int(from) < len(w.keys) && w.keys[from] < lo {
+		from := int(w.place[i])
+		for from < len(keys) && keys[from] < lo {
 			from++
 		}
-		w.place[i] = from
+		w.place[i] = int32(from)
 		to := from
-		for int(to) < len(w.keys) && w.keys[to] <= hi {
+		for to < len(keys) && keys[to] <= hi {
 			to++
 		}
 		if to > from {
-			runs = append(runs, run{from, to})
+			runs = append(runs, run{int32(from), int32(to)})
 		}
 	}
 	return runs
