@@ -3,7 +3,6 @@
 DIST    := dist/otelcol-ebpfllm
 TOOLS   := go tool -modfile=internal/tools/go.mod
 OCB     := $(TOOLS) builder --ldflags="-s -w"
-MDATAGEN_DIRS := receiver/ebpfllmreceiver processor/spikesamplingprocessor
 # Programs that only tests run are built outside the tree, so that they outlive `git clean`.
 BACKENDS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ebpfllm/backends
 # What `make test` tests; e.g. make test PKGS=./internal/assemble/... TESTFLAGS='-run Chunk -v'
@@ -14,14 +13,14 @@ export GOTOOLCHAIN ?= local
 export EBPFLLM_COLLECTOR := $(CURDIR)/$(DIST)
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-full generate generate-bpf generate-mdatagen generate-ocb test demo demo-llamacpp run bench lint fmt backends test-backends clean
+.PHONY: help build build-full generate generate-ocb test demo demo-llamacpp run bench lint fmt backends test-backends clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
 build: ## build the distribution with ocb: dist/otelcol-ebpfllm
 	@mkdir -p dist
-	$(OCB) --config builder-config.yaml --skip-get-modules
+	$(OCB) --config builder-config.yaml --skip-get-modules || { echo "If go.mod or builder-config.yaml changed: make generate-ocb" >&2; exit 1; }
 	@mv cmd/otelcol-ebpfllm/otelcol-ebpfllm $(DIST)
 	@ls -lh $(DIST) | awk '{print $$9, $$5}'
 
@@ -30,21 +29,17 @@ build-full: ## build the distribution with the heavy components too: dist/otelco
 	$(OCB) --config builder-full.yaml
 	@mv build/full/otelcol-ebpfllm-full dist/
 
-generate: generate-bpf generate-mdatagen generate-ocb ## regenerate BPF objects (clang-19), component metadata, the collector's source
+generate: ## regenerate BPF objects (clang-19), component metadata and the collector's source
+	go generate ./...
+	@$(MAKE) --no-print-directory generate-ocb
 
-generate-bpf:
-	go generate ./bpf/...
-
-generate-mdatagen:
-	@for d in $(MDATAGEN_DIRS); do echo "mdatagen $$d" && (cd $$d && go tool -modfile=$(CURDIR)/internal/tools/go.mod mdatagen metadata.yaml) || exit 1; done
-
-generate-ocb:
+generate-ocb: ## regenerate the collector's source and its modules only: after a change to builder-config.yaml or go.mod
 	$(OCB) --config builder-config.yaml --skip-compilation
 
 test: build ## run every test; as root the kernel tests run too
 	@mkdir -p out
 	$(TOOLS) gotestsum --format pkgname --format-hide-empty-pkg --jsonfile out/test.json --post-run-command internal/tools/counts.sh \
-		-- -timeout 20m $(TESTFLAGS) $(PKGS)
+		-- -count 1 -timeout 20m $(TESTFLAGS) $(PKGS)
 
 demo: build ## spike a real streaming server and explain each spike (as root; under a minute after the build)
 	go run ./internal/demo -collector $(DIST)
