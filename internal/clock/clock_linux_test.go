@@ -16,6 +16,6 @@ func TestTheSystemClocksAgreeWithGo(t *testing.T) {
 	require.NoError(t, err)
 	after := time.Now().UnixNano()
 	got := int64(c.Offset().Unix(mono))
-	assert.GreaterOrEqual(t, got, before-int64(time.Millisecond))
-	assert.LessOrEqual(t, got, after+int64(time.Millisecond))
+	assert.GreaterOrEqual(t, got, before-int64(time.Second))
+	assert.LessOrEqual(t, got, after+int64(time.Second))
 }
