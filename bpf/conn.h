@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR MIT) */
+/*
+ * A server connection and the request on it: what the receiving and the
+ * sending side share.
+ *
+ * The socket has one exclusive stage at a time (send_buffer before qdisc before
+ * receive_queue). It takes over only what its lane spends waiting, so each
+ * stretch of it is measured by the lane's wait clock; the plain totals run by
+ * the wall clock beside it.
+ */
+#ifndef EBPFLLM_CONN_H
+#define EBPFLLM_CONN_H
+
+#include "lane.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+enum { TCP_ESTABLISHED = 1, TCP_SYN_RECV = 3, TCP_FIN_WAIT1 = 4, TCP_TIME_WAIT = 6, TCP_CLOSE = 7, TCP_CLOSE_WAIT = 8,
+       TCP_LAST_ACK = 9, TCP_LISTEN = 10, TCP_NEW_SYN_RECV = 12 };
+
+static __always_inline int port_tracked(struct sock *sk)
+{
+	struct port_key key = {
+		.netns = sk->__sk_common.skc_net.net->ns.inum,
+		.port = sk->__sk_common.skc_num,
+	};
+	return bpf_map_lookup_elem(&ports, &key) != 0;
+}
+
+static __always_inline void conn_init(struct conn *c, struct sock *sk)
+{
+	c->cookie = bpf_get_socket_cookie(sk);
+	c->family = sk->__sk_common.skc_family;
+	c->local_port = sk->__sk_common.skc_num;
+	c->remote_port = bpf_ntohs(sk->__sk_common.skc_dport);
+	if (c->family == AF_INET6) {
+		bpf_probe_read_kernel(c->local, 16, &sk->__sk_common.skc_v6_rcv_saddr);
+		bpf_probe_read_kernel(c->remote, 16, &sk->__sk_common.skc_v6_daddr);
+	} else {
+		bpf_probe_read_kernel(c->local, 4, &sk->__sk_common.skc_rcv_saddr);
+		bpf_probe_read_kernel(c->remote, 4, &sk->__sk_common.skc_daddr);
+	}
+}
+
+static __always_inline struct lane *conn_lane(struct conn *c)
+{
+	return c->lane.id ? bpf_map_lookup_elem(&lanes, &c->lane) : 0;
+}
+
+/* Moves the socket to its present exclusive stage, charging the last one with what the lane waited in it. */
+static __always_inline void conn_settle(struct conn *c, struct lane *l, __u64 now)
+{
+	__u8 state = clock_running(c->send)	 ? STAGE_SEND_BUFFER :
+		     clock_running(c->qdisc)	 ? STAGE_QDISC :
+		     clock_running(c->receive) ? STAGE_RECEIVE_QUEUE :
+						 0;
+	__s64 wait = l ? lane_read(l, STAGE_WAIT, now) : 0;
+	__s64 d = wait - c->lane_wait;
+
+	if (c->state == CONN_ACTIVE && l && d > 0) {
+		if (c->socket_state == STAGE_SEND_BUFFER)
+			c->done[STAGE_SEND_BUFFER] += d;
+		else if (c->socket_state == STAGE_QDISC)
+			c->done[STAGE_QDISC] += d;
+		else if (c->socket_state == STAGE_RECEIVE_QUEUE)
+			c->done[STAGE_RECEIVE_QUEUE] += d;
+	}
+	c->socket_state = state;
+	c->lane_wait = wait;
+}
+
+/* Takes the lane's present reading as the request's zero. */
+static __always_inline void conn_take_lane(struct conn *c, struct lane *l, __u64 now)
+{
+#pragma unroll
+	for (int i = STAGE_UNKNOWN; i < THREAD_STAGES; i++)
+		c->base[i] = lane_read(l, i, now);
+	c->base_major = l->major;
+	c->lane_lost = l->lost;
+	c->lane_wait = c->base[STAGE_WAIT];
+}
+
+/* Adds what the lane did for the request so far to what earlier lanes did. */
+static __always_inline void conn_leave_lane(struct conn *c, struct lane *l, __u64 now)
+{
+#pragma unroll
+	for (int i = STAGE_UNKNOWN; i < THREAD_STAGES; i++) {
+		__s64 d = lane_read(l, i, now) - c->base[i];
+		if (d > 0)
+			c->done[i] += d;
+	}
+	c->done_major += l->major - c->base_major;
+}
+
+/* A stretch of a socket stage ends: its record, where it is long enough. */
+static __always_inline void conn_occurrence(struct conn *c, __u32 stage, __u64 start, __u64 end)
+{
+	struct occurrence_record o = {};
+
+	if (!start || end < start || end - start < min_duration)
+		return;
+	o.r.kind = RECORD_OCCURRENCE;
+	o.r.cookie = c->cookie;
+	o.r.seq = c->seq;
+	o.r.time = end;
+	o.start = start;
+	o.duration = end - start;
+	o.pid = c->pid;
+	o.tid = c->tid;
+	o.stage = stage;
+	o.syscall = -1;
+	if (!send_up(&o, sizeof(o), LOST_OCCURRENCE))
+		c->lost = 1;
+}
+
+#endif

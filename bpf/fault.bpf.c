@@ -1,0 +1,85 @@
+//go:build ignore
+/* SPDX-License-Identifier: (GPL-2.0-only OR MIT) */
+/*
+ * page_fault, from the exception to the end of its handling.
+ *
+ * Kernels: x86-64 only (page_fault_user, page_fault_kernel). The end is the
+ * software event that the kernel counts the fault by, once per CPU. A fault
+ * that is not counted (it failed) ends at the thread's next blocking or socket
+ * call.
+ */
+#include "lane.h"
+
+static __always_inline void fault_begins(__u8 user)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct lane *l;
+	__u64 now;
+
+	if (!t || task->pagefault_disabled)
+		return;
+	now = bpf_ktime_get_ns();
+	l = lane_sync(t, owner_of(t, task), now);
+	if (!l)
+		return;
+	lane_to(l, STAGE_PAGE_FAULT, now);
+	t->fault_base = l->ns[STAGE_PAGE_FAULT];
+	t->fault = now;
+	t->fault_in_user = user;
+}
+
+static __always_inline void fault_ends(int major)
+{
+	struct thread *t = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
+	struct lane *l;
+	__u64 now, start;
+	__s64 spent;
+
+	if (!t || !t->fault)
+		return;
+	start = t->fault;
+	t->fault = 0;
+	now = bpf_ktime_get_ns();
+	t->seen = now;
+	l = lane_of(t, t->owner);
+	if (!l || l->tid != t->tid || l->state != STAGE_PAGE_FAULT)
+		return;
+	lane_to(l, STAGE_CPU, now);
+	spent = l->ns[STAGE_PAGE_FAULT] - t->fault_base;
+	if (major)
+		l->major += spent;
+	t->syscall = -1;
+	occurrence(t, l, 0, STAGE_PAGE_FAULT, start, now, spent, major ? OCCURRENCE_MAJOR : 0);
+}
+
+SEC("tp_btf/page_fault_user")
+int BPF_PROG(page_fault_user)
+{
+	fault_begins(1);
+	return 0;
+}
+
+/* read(2) into memory that is not there, write(2) from an evicted mapping */
+SEC("tp_btf/page_fault_kernel")
+int BPF_PROG(page_fault_kernel)
+{
+	fault_begins(0);
+	return 0;
+}
+
+/* PERF_COUNT_SW_PAGE_FAULTS_MIN, sample_period 1, every CPU */
+SEC("perf_event")
+int page_fault_minor(struct bpf_perf_event_data *ctx)
+{
+	fault_ends(0);
+	return 0;
+}
+
+/* PERF_COUNT_SW_PAGE_FAULTS_MAJ, sample_period 1, every CPU */
+SEC("perf_event")
+int page_fault_major(struct bpf_perf_event_data *ctx)
+{
+	fault_ends(1);
+	return 0;
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR MIT) */
+/*
+ * Lanes: cumulative stage time of whoever serves requests.
+ *
+ * Mostly a lane is a thread. In Go it is a goroutine, which user space moves
+ * between threads without telling the kernel: its g is read at the thread's
+ * events (switches, faults, socket calls), and what lies between two events
+ * belongs to the goroutine seen at the first of them. A goroutine that is on
+ * no thread waits.
+ */
+#ifndef EBPFLLM_LANE_H
+#define EBPFLLM_LANE_H
+
+#include "state.h"
+
+/* The lane that the current thread is working for now. */
+static __always_inline __u64 owner_of(struct thread *t, struct task_struct *current)
+{
+	if (t->process.flags & PROCESS_NO_LANE)
+		return 0;
+	if (!(t->process.flags & PROCESS_GO))
+		return t->tid;
+	__u64 g = 0;
+	bpf_probe_read_user(&g, sizeof(g), (void *)(current->thread.fsbase + t->process.go_offset));
+	return g;
+}
+
+static __always_inline void lane_key_of(struct thread *t, __u64 owner, struct lane_key *key)
+{
+	key->id = owner;
+	key->tgid = t->tgid;
+	key->goroutine = !!(t->process.flags & PROCESS_GO);
+}
+
+static __always_inline struct lane *lane_of(struct thread *t, __u64 owner)
+{
+	struct lane_key key;
+
+	if (!owner)
+		return 0;
+	lane_key_of(t, owner, &key);
+	return bpf_map_lookup_elem(&lanes, &key);
+}
+
+/* Closes the lane's present stretch at now and begins the next. */
+static __always_inline void lane_to(struct lane *l, __u32 state, __u64 now)
+{
+	__u32 old = l->state;
+	__s64 d = now - l->since;
+
+	if (old == STAGE_WAIT)
+		clock_stop(&l->wait, now);
+	else if (old < STAGE_WAIT && d > 0)
+		l->ns[old] += d;
+	if (state == STAGE_WAIT)
+		clock_start(&l->wait, now);
+	l->state = state;
+	l->since = now;
+}
+
+/*
+ * An event on thread t that is working for owner: brings the lane it worked for
+ * before and the one it works for now up to date, and returns the latter (NULL
+ * if it serves no request).
+ */
+static __always_inline struct lane *lane_sync(struct thread *t, __u64 owner, __u64 now)
+{
+	struct lane *l;
+
+	if (t->owner != owner) {
+		l = lane_of(t, t->owner);
+		if (l && l->tid == t->tid && (l->state == STAGE_CPU || l->state == STAGE_PAGE_FAULT)) {
+			lane_to(l, STAGE_WAIT, now);
+			l->tid = 0;
+		}
+		t->owner = owner;
+		t->fault = 0;
+	}
+	l = lane_of(t, owner);
+	if (l && l->tid != t->tid) {
+		/* it came onto this thread at some time since the thread's last event */
+		__u64 from = t->seen > l->since ? t->seen : l->since;
+		if (l->state == STAGE_WAIT)
+			lane_to(l, STAGE_CPU, from);
+		else
+			lane_to(l, STAGE_CPU, now);
+		l->tid = t->tid;
+	}
+	t->seen = now;
+	return l;
+}
+
+/* Makes the lane of the running thread, where it serves its first request. Not in the scheduler. */
+static __always_inline struct lane *lane_make(struct thread *t, __u64 owner, __u64 now)
+{
+	struct lane_key key;
+	struct lane fresh = {};
+
+	if (!owner)
+		return 0;
+	lane_key_of(t, owner, &key);
+	fresh.state = STAGE_CPU;
+	fresh.since = now;
+	fresh.tid = t->tid;
+	if (bpf_map_update_elem(&lanes, &key, &fresh, BPF_NOEXIST))
+		count(FULL_LANES);
+	return bpf_map_lookup_elem(&lanes, &key);
+}
+
+/* The lane's time in a stage up to now, the present stretch included. */
+static __always_inline __s64 lane_read(struct lane *l, __u32 stage, __u64 now)
+{
+	__s64 v;
+
+	if (stage == STAGE_WAIT)
+		return clock_read(l->wait, now);
+	v = l->ns[stage];
+	if (l->state == stage && now > l->since)
+		v += now - l->since;
+	return v;
+}
+
+/* Sends up one stretch of a stage, if it is long enough. */
+static __always_inline void occurrence(struct thread *t, struct lane *l, __u64 cookie, __u32 stage, __u64 start,
+				       __u64 end, __s64 duration, __u32 flags)
+{
+	struct occurrence_record o = {};
+
+	if (duration < (__s64)min_duration)
+		return;
+	o.r.kind = RECORD_OCCURRENCE;
+	o.r.cookie = cookie;
+	o.r.time = end;
+	o.start = start;
+	o.duration = duration;
+	o.lane = t->owner;
+	o.pid = t->tgid;
+	o.tid = t->tid;
+	o.stage = stage;
+	o.syscall = stage == STAGE_RUN_QUEUE || stage == STAGE_THROTTLED ? -1 : t->syscall;
+	o.flags = flags;
+	if (!send_up(&o, sizeof(o), LOST_OCCURRENCE) && l)
+		l->lost++;
+}
+
+#endif

@@ -1,0 +1,118 @@
+//go:build ignore
+/* SPDX-License-Identifier: (GPL-2.0-only OR MIT) */
+/* Which threads are tracked: targets and their process trees as they come and go. Kernels: all above the floor. */
+#include "lane.h"
+
+static __always_inline void process_record(__u32 kind, __u32 pid, __u32 parent, __u32 netns, __u32 port)
+{
+	struct process_record p = {};
+
+	p.r.kind = kind;
+	p.r.time = bpf_ktime_get_ns();
+	p.pid = pid;
+	p.parent = parent;
+	p.netns = netns;
+	p.port = port;
+	send_up(&p, sizeof(p), LOST_PROCESS);
+}
+
+static __always_inline void thread_init(struct thread *t, __u32 tgid, __u32 tid, const struct process *p)
+{
+	t->tgid = tgid;
+	t->tid = tid;
+	t->process = *p;
+	t->syscall = -1;
+}
+
+SEC("tp_btf/sched_process_fork")
+int BPF_PROG(process_fork, struct task_struct *parent, struct task_struct *child)
+{
+	struct thread *p = bpf_task_storage_get(&threads, parent, 0, 0), *t;
+	__u32 tgid;
+
+	if (!p)
+		return 0;
+	t = bpf_task_storage_get(&threads, child, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!t) {
+		count(FULL_THREADS);
+		return 0;
+	}
+	tgid = child->tgid;
+	thread_init(t, tgid, child->pid, &p->process);
+	if (tgid == p->tgid)
+		return 0;
+	if (bpf_map_update_elem(&processes, &tgid, &p->process, BPF_ANY))
+		count(FULL_THREADS);
+	process_record(RECORD_FORK, tgid, p->tgid, 0, 0);
+	return 0;
+}
+
+/* Every exec is told, so that user space can match the new program. */
+SEC("tp_btf/sched_process_exec")
+int BPF_PROG(process_exec, struct task_struct *task, int old_pid)
+{
+	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+
+	if (t) {
+		/* a new program: no longer Go until user space has looked */
+		t->process.flags &= PROCESS_CANDIDATE;
+		t->tid = task->pid;
+		t->owner = 0;
+		t->fault = 0;
+	}
+	process_record(RECORD_EXEC, task->tgid, 0, 0, 0);
+	return 0;
+}
+
+/* 6.18: (task, group_dead); earlier: (task) */
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(process_exit, struct task_struct *task)
+{
+	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct lane_key key = {};
+	__u32 tgid;
+
+	if (!t)
+		return 0;
+	if (!(t->process.flags & PROCESS_GO)) {
+		key.id = t->tid;
+		key.tgid = t->tgid;
+		bpf_map_delete_elem(&lanes, &key);
+	}
+	tgid = task->tgid;
+	if (task->pid == task->tgid) {
+		bpf_map_delete_elem(&processes, &tgid);
+		process_record(RECORD_EXIT, tgid, 0, 0, 0);
+	}
+	return 0;
+}
+
+/* Gives the threads that exist already their storage, and takes it from those of forgotten processes. */
+SEC("iter/task")
+int track_threads(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct process *p;
+	struct thread *t;
+	__u32 tgid;
+
+	if (!task)
+		return 0;
+	tgid = task->tgid;
+	p = bpf_map_lookup_elem(&processes, &tgid);
+	if (!p)
+		return 0;
+	if (p->flags & PROCESS_FORGET) {
+		struct lane_key key = { .id = task->pid, .tgid = tgid };
+		bpf_task_storage_delete(&threads, task);
+		bpf_map_delete_elem(&lanes, &key);
+		return 0;
+	}
+	t = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!t) {
+		count(FULL_THREADS);
+		return 0;
+	}
+	thread_init(t, tgid, task->pid, p);
+	return 0;
+}

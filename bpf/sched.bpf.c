@@ -1,0 +1,228 @@
+//go:build ignore
+/* SPDX-License-Identifier: (GPL-2.0-only OR MIT) */
+/*
+ * run_queue, throttled, cpu, and every stage that a thread blocks in:
+ * page_cache, block_io, lock, syscall, stopped, wait.
+ *
+ * Kernels: sched_switch and sched_waking exist everywhere above the floor
+ * (5.14, where task_struct.__state got its name). Storage is only looked up
+ * here: creating it would allocate under the run-queue lock.
+ */
+#include "lane.h"
+#include "syscalls_x86.h"
+
+#define TASK_STOPPED_OR_TRACED (0x4 | 0x8)
+#define TASK_FROZEN 0x8000
+#define S_IFMT 0170000
+#define S_IFSOCK 0140000
+#define O_DIRECT 040000
+#define FUTEX_CMD_MASK 0x7f
+enum { FUTEX_WAIT = 0, FUTEX_LOCK_PI = 6, FUTEX_LOCK_PI2 = 13 };
+enum { F_SETLKW = 7, F_OFD_SETLKW = 38 };
+
+static __always_inline struct file *file_of(struct task_struct *task, unsigned long fd)
+{
+	struct fdtable *table = BPF_CORE_READ(task, files, fdt);
+	struct file **files = BPF_CORE_READ(table, fd), *file = 0;
+
+	if (fd >= BPF_CORE_READ(table, max_fds))
+		return 0;
+	bpf_probe_read_kernel(&file, sizeof(file), files + fd);
+	return file;
+}
+
+static __always_inline int reads_files(long nr)
+{
+	return nr == NR_read || nr == NR_pread64 || nr == NR_readv || nr == NR_preadv || nr == NR_preadv2 ||
+	       nr == NR_sendfile || nr == NR_splice || nr == NR_copy_file_range;
+}
+
+/* The stage of a thread that blocks in system call nr, when no stronger evidence says otherwise. */
+static __always_inline __u32 class_of_syscall(struct task_struct *task, struct pt_regs *regs, long nr)
+{
+	switch (nr) {
+	case NR_futex: {
+		__u32 op = regs->si & FUTEX_CMD_MASK;
+		/* 2 is what glibc, musl and parking_lot store in a contended mutex; a condition variable waits by bitset */
+		return (op == FUTEX_WAIT && (__u32)regs->dx == 2) || op == FUTEX_LOCK_PI || op == FUTEX_LOCK_PI2 ?
+			       STAGE_LOCK :
+			       STAGE_WAIT;
+	}
+	case NR_flock:
+		return STAGE_LOCK;
+	case NR_fcntl:
+		return regs->si == F_SETLKW || regs->si == F_OFD_SETLKW ? STAGE_LOCK : STAGE_SYSCALL;
+	case NR_poll: case NR_ppoll: case NR_select: case NR_pselect6:
+	case NR_epoll_wait: case NR_epoll_pwait: case NR_epoll_pwait2:
+	case NR_nanosleep: case NR_clock_nanosleep: case NR_sched_yield: case NR_pause: case NR_restart_syscall:
+	case NR_rt_sigtimedwait: case NR_rt_sigsuspend: case NR_wait4: case NR_waitid: case NR_futex_wait:
+	case NR_accept: case NR_accept4: case NR_recvfrom: case NR_recvmsg: case NR_recvmmsg:
+	case NR_sendto: case NR_sendmsg: case NR_sendmmsg:
+	case NR_io_getevents: case NR_io_uring_enter:
+		return STAGE_WAIT;
+	case NR_read: case NR_readv: case NR_write: case NR_writev: case NR_sendfile: {
+		/* on a socket this is waiting for a peer; what our own socket does meanwhile has stages of its own */
+		struct file *file = file_of(task, regs->di);
+		if (file && (BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT) == S_IFSOCK)
+			return STAGE_WAIT;
+		return STAGE_SYSCALL;
+	}
+	}
+	return STAGE_SYSCALL;
+}
+
+/* The stage of the time that begins as prev leaves the CPU. */
+static __always_inline __u32 class_of(struct thread *t, struct task_struct *prev, int preempted)
+{
+	unsigned int state = prev->__state;
+	struct pt_regs *regs;
+	long nr;
+
+	t->syscall = -1;
+	if (preempted || !state)
+		return STAGE_RUN_QUEUE;
+	if (state & (TASK_STOPPED_OR_TRACED | TASK_FROZEN))
+		return STAGE_STOPPED;
+	regs = (struct pt_regs *)bpf_task_pt_regs(prev);
+	nr = regs->orig_ax;
+	/* inside a system call a fault of user mode is over: it failed, and was not counted */
+	if (t->fault && t->fault_in_user && nr >= 0)
+		t->fault = 0;
+	if (t->fault)
+		return STAGE_PAGE_FAULT;
+	t->syscall = nr;
+	if (BPF_CORE_READ_BITFIELD(prev, in_iowait)) {
+		if (reads_files(nr)) {
+			struct file *file = file_of(prev, regs->di);
+			if (file && !(BPF_CORE_READ(file, f_flags) & O_DIRECT))
+				return STAGE_PAGE_CACHE;
+		}
+		return STAGE_BLOCK_IO;
+	}
+	if (t->contended)
+		return STAGE_LOCK;
+	if (nr < 0)
+		return STAGE_UNKNOWN; /* blocked on its way to user mode */
+	return class_of_syscall(prev, regs, nr);
+}
+
+static __always_inline void switched_out(struct task_struct *prev, int preempted, __u64 now)
+{
+	struct thread *t = bpf_task_storage_get(&threads, prev, 0, 0);
+	struct lane *l;
+	__u32 class;
+
+	if (!t)
+		return;
+	l = lane_sync(t, owner_of(t, prev), now);
+	class = class_of(t, prev, preempted);
+	if (class != STAGE_RUN_QUEUE)
+		t->woken_for = 0;
+	t->class = class;
+	t->off = 1;
+	t->out = now;
+	if (!l && !t->woken_for)
+		return;
+	t->cfs_rq = (__u64)prev->se.cfs_rq;
+	t->throttled = BPF_CORE_READ(prev, se.cfs_rq, throttled_clock_pelt_time);
+	if (l)
+		lane_to(l, class, now);
+}
+
+static __always_inline void switched_in(struct task_struct *next, __u64 now)
+{
+	struct thread *t = bpf_task_storage_get(&threads, next, 0, 0);
+	__s64 waited = 0, throttled = 0;
+	__u64 from;
+	struct lane *l;
+
+	if (!t || !t->off)
+		return;
+	t->off = 0;
+	t->seen = now;
+	l = lane_of(t, t->owner);
+	if (l && l->tid != t->tid)
+		l = 0;
+	if (!l && !t->woken_for)
+		return;
+	from = t->class == STAGE_RUN_QUEUE ? t->out : t->wake > t->out ? t->wake : now;
+	waited = now - from;
+	/* the clock counts while the run queue is throttled; on another run queue it says nothing */
+	if (t->class == STAGE_RUN_QUEUE) {
+		if (t->cfs_rq == (__u64)next->se.cfs_rq) {
+			throttled = BPF_CORE_READ(next, se.cfs_rq, throttled_clock_pelt_time) - t->throttled;
+			if (throttled < 0)
+				throttled = 0;
+			if (throttled > waited)
+				throttled = waited;
+		} else if (l) {
+			l->throttle_unknown++;
+		}
+	}
+	if (t->woken_for) {
+		t->woken_run_queue += waited - throttled;
+		t->woken_throttled += throttled;
+	}
+	if (l) {
+		/* a wake-up that was not seen leaves the lane in its class: all of it is that class */
+		if (l->state != STAGE_RUN_QUEUE) {
+			waited = 0;
+			throttled = 0;
+		}
+		lane_to(l, t->fault ? STAGE_PAGE_FAULT : STAGE_CPU, now);
+		l->ns[STAGE_RUN_QUEUE] -= throttled;
+		l->ns[STAGE_THROTTLED] += throttled;
+	}
+	occurrence(t, l, t->woken_for, STAGE_THROTTLED, from, from + throttled, throttled, 0);
+	occurrence(t, l, t->woken_for, STAGE_RUN_QUEUE, from + throttled, now, waited - throttled, 0);
+}
+
+/* 5.14+: (preempt, prev, next[, prev_state]). Fires before the switch: current is still prev. */
+SEC("tp_btf/sched_switch")
+int BPF_PROG(sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	switched_out(prev, preempt, now);
+	switched_in(next, now);
+	return 0;
+}
+
+/* How long after the announcement of data a wake-up on the same CPU is still taken for its effect. */
+#define ANNOUNCE_NS 50000
+
+/* 5.14+: (task). Runs on the waker's CPU; sched_wakeup may run later, on another. */
+SEC("tp_btf/sched_waking")
+int BPF_PROG(sched_waking, struct task_struct *task)
+{
+	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct announce *a;
+	struct lane *l;
+	__u64 now, since;
+	__u32 zero = 0;
+
+	if (!t)
+		return 0;
+	now = bpf_ktime_get_ns();
+	t->wake = now;
+	a = bpf_map_lookup_elem(&announced, &zero);
+	if (a && a->cookie) {
+		if (now - a->time < ANNOUNCE_NS) {
+			t->woken_for = a->cookie;
+			t->woken_run_queue = 0;
+			t->woken_throttled = 0;
+		}
+		a->cookie = 0;
+	}
+	if (!t->off || t->class == STAGE_RUN_QUEUE)
+		return 0;
+	l = lane_of(t, t->owner);
+	if (!l || l->tid != t->tid || l->state != t->class)
+		return 0;
+	since = l->since;
+	lane_to(l, STAGE_RUN_QUEUE, now);
+	/* page_fault is reported when the fault ends; cpu and wait are what is left over */
+	if (t->class != STAGE_WAIT && t->class != STAGE_PAGE_FAULT && t->class != STAGE_UNKNOWN)
+		occurrence(t, l, 0, t->class, since, now, now - since, 0);
+	return 0;
+}

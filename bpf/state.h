@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR MIT) */
+/*
+ * The state that the programs share, and the maps that hold it.
+ *
+ *   thread (task storage)   what a tracked thread is doing now
+ *   lane   (hash)           whoever serves requests: a thread, or a goroutine.
+ *                           Cumulative time per stage; a request is the
+ *                           difference between two readings
+ *   conn   (socket storage) a server connection and the request on it
+ *
+ * Each word has one writer at a time: a lane its thread (and, while the thread
+ * is off the CPU, its waker), a conn whoever holds the socket's lock. A clock
+ * is a single word, so that a reader on another CPU never sees it half done.
+ */
+#ifndef EBPFLLM_STATE_H
+#define EBPFLLM_STATE_H
+
+#include "kernel.h"
+#include "records.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";
+
+/* Set before loading. */
+const volatile __u64 min_duration = 1000000; /* ns: shorter stretches get no record of their own */
+
+enum process_flags {
+	PROCESS_CANDIDATE = 1,	/* look at request lines only */
+	PROCESS_GO = 2,		/* the server is a goroutine: read g at go_offset from the FS base */
+	PROCESS_NO_LANE = 4,	/* Go, but where g is kept is not known: no thread time */
+	PROCESS_FORGET = 8,	/* no longer tracked: the iterator removes its threads' state */
+};
+
+struct process {
+	__u32 flags;
+	__s32 go_offset;
+};
+
+struct thread {
+	__u32 tgid;
+	__u32 tid;
+	struct process process;
+	__u64 owner;	 /* lane id last seen on the thread; 0 unknown */
+	__u64 seen;	 /* time of the thread's last event */
+	__u64 out;	 /* when it last left the CPU; 0 never */
+	__u64 wake;	 /* when it was last woken */
+	__u64 fault;	 /* start of the page fault it is in; 0 if none */
+	__s64 fault_base; /* the lane's page_fault time at that start */
+	__u64 throttled; /* cfs_rq->throttled_clock_pelt_time when it left the CPU */
+	__u64 cfs_rq;	 /* the run queue that was read from */
+	__u64 woken_for; /* cookie of the socket whose data woke it; until it reads or sleeps */
+	__s64 woken_run_queue;
+	__s64 woken_throttled;
+	__s32 syscall;	 /* it blocked in; -1 none */
+	__u8 off;	 /* it is off the CPU */
+	__u8 class;	 /* enum stage that its time off the CPU belongs to until it is woken */
+	__u8 contended;	 /* inside a contended kernel lock */
+	__u8 fault_in_user; /* the fault came from user mode */
+};
+
+struct lane_key {
+	__u64 id; /* thread id, or address of a goroutine's g */
+	__u32 tgid;
+	__u32 goroutine;
+};
+
+struct lane {
+	__s64 wait; /* clock, see clock_*() */
+	__s64 ns[THREAD_STAGES]; /* ns[STAGE_WAIT] unused */
+	__s64 major;
+	__u64 since; /* start of the present state */
+	__u32 state; /* enum stage */
+	__u32 tid;   /* thread that carries it */
+	__u32 lost;  /* occurrence records lost */
+	__u32 throttle_unknown;
+};
+
+enum conn_state { CONN_IDLE, CONN_HEAD, CONN_ACTIVE };
+
+struct conn {
+	__u64 cookie;
+	__u32 seq;
+	__u8 state; /* enum conn_state */
+	__u8 first; /* the request is the connection's first */
+	__u8 responding; /* a final response has begun */
+	__u8 sending;	 /* inside a send call */
+	__u8 last_chunk;
+	__u8 lost;
+	__u8 no_lane;
+	__u8 no_accept;
+	__u8 candidate;
+	__u8 socket_state; /* exclusive stage of the socket now; 0 none */
+	__u8 head_match;   /* how much of the blank line the bytes so far end with */
+	__u8 response_open; /* the response's head is not complete */
+	__u8 closed;
+	__u8 no_arrival;
+	__u16 head_bytes;
+	__u16 response_bytes;
+	__u32 pid;
+	__u32 tid;
+	__u16 family, local_port, remote_port, pad;
+	__u8 local[16], remote[16];
+	__u64 established, accepted;
+	__u64 start, first_read;
+	__u64 next_start; /* first byte after the response began: the next request's, probably */
+	__u64 received, sent;
+	__u32 writes;
+	__u32 reported; /* writes when progress was last sent up */
+	/* clocks of this request, see clock_*() */
+	__s64 receive, send, qdisc;
+	__u32 handed;	  /* sequence number up to which bytes were handed to the device */
+	__u32 transmitted; /* … and passed by it */
+	__u8 sequenced;	  /* handed and transmitted are valid */
+	__u8 pad2[7];
+	__u64 handed_at, transmitted_at;
+	struct lane_key lane;
+	__s64 lane_wait; /* the lane's wait clock when socket_state began */
+	__s64 lane_lost;
+	__s64 body_wait; /* the lane's wait clock at the first read */
+	__s64 body_receive; /* done[STAGE_RECEIVE_QUEUE] at the first read */
+	__s64 body;	 /* waiting for the body since, exclusive */
+	__s64 base[THREAD_STAGES], base_major;
+	__s64 done[STAGE_COUNT], done_major; /* before the first read, and on earlier lanes */
+	__s64 plain[SOCKET_STAGES];
+	__u64 receive_since, send_since, qdisc_since, body_since; /* starts of their present stretches */
+};
+
+/* Processes to track, by tgid. 4096: targets with their trees; more are refused by user space with a message. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct process);
+} processes SEC(".maps");
+
+/* Listening ports of tracked processes, by network namespace. 4096: one per listener. */
+struct port_key {
+	__u32 netns;
+	__u32 port;
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct port_key);
+	__type(value, __u32);
+} ports SEC(".maps");
+
+/* One per tracked thread, made at fork or by the iterator, never in the scheduler. */
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct thread);
+} threads SEC(".maps");
+
+/* 16384: threads and goroutines that serve requests at one time; 3 MB. A full map is counted. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct lane_key);
+	__type(value, struct lane);
+} lanes SEC(".maps");
+
+/* One per server connection of a tracked port; dies with the socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct conn);
+} conns SEC(".maps");
+
+/*
+ * Connections between handshake and first read, by socket address, since the
+ * socket that accept(2) returns is reached by a walk, and socket storage takes
+ * no walked pointer. 8192: a full accept queue of 4096 twice; LRU, so that a
+ * socket that is never read cannot hold a place.
+ */
+struct arrival {
+	__u64 cookie;
+	__u64 accepted;
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, __u64);
+	__type(value, struct arrival);
+} arrivals SEC(".maps");
+
+/* The socket whose data is being announced on this CPU: pairs it with the thread woken next. */
+struct announce {
+	__u64 cookie;
+	__u64 time;
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct announce);
+} announced SEC(".maps");
+
+#define HEAD_BYTES 4096	    /* of a request's head; more is cut and said */
+#define RESPONSE_BYTES 1024 /* of a response's */
+
+/* Scratch for a head record; one entry for requests, one for responses, which may nest on a CPU. */
+struct head_buffer {
+	struct head_record head;
+	__u8 bytes[HEAD_BYTES + 8]; /* 8: room to clear past the end */
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, struct head_buffer);
+} head_buffers SEC(".maps");
+
+/* Scratch for a progress record: too big for the stack. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct progress_record);
+} progress_buffer SEC(".maps");
+
+/* Everything that goes up. The size is set before loading (ring_buffer_mib). */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 8 << 20);
+} ring SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+static __always_inline void count(__u32 counter)
+{
+	__u64 *v = bpf_map_lookup_elem(&counters, &counter);
+	if (v)
+		(*v)++;
+}
+
+/*
+ * Records never wake the reader: a wake-up would cost the traced task 14–36 µs
+ * against 0.05 µs for the write. The reader polls.
+ */
+static __always_inline int send_up(void *record, __u64 size, __u32 lost)
+{
+	if (!bpf_ringbuf_output(&ring, record, size, BPF_RB_NO_WAKEUP))
+		return 1;
+	count(lost);
+	return 0;
+}
+
+/*
+ * A clock in one word: stopped it is the time it has run, running it is that
+ * minus the time it was started at, and so negative.
+ */
+static __always_inline int clock_running(__s64 c) { return c < 0; }
+static __always_inline __s64 clock_read(__s64 c, __u64 now) { return c < 0 ? c + (__s64)now : c; }
+static __always_inline void clock_start(__s64 *c, __u64 now)
+{
+	if (*c >= 0)
+		*c -= (__s64)now;
+}
+static __always_inline void clock_stop(__s64 *c, __u64 now)
+{
+	if (*c < 0) {
+		__s64 v = *c + (__s64)now;
+		*c = v > 0 ? v : 0;
+	}
+}
+
+#endif

@@ -1,0 +1,360 @@
+//go:build ignore
+/* SPDX-License-Identifier: (GPL-2.0-only OR MIT) */
+/*
+ * accept_queue, receive_queue, request_body, and the head of each request.
+ *
+ * Kernels: sk_data_ready and sock_recv_length from 6.3.
+ */
+#include "conn.h"
+#include "head.h"
+#include "syscalls_x86.h"
+
+#define MSG_PEEK 2
+
+/* A connection to a tracked port is established; a process begins to listen; a connection ends. */
+SEC("tp_btf/inet_sock_set_state")
+int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
+{
+	struct close_record r = {};
+	struct conn *c;
+
+	if (sk->__sk_common.skc_family != AF_INET && sk->__sk_common.skc_family != AF_INET6)
+		return 0;
+	if (new_state == TCP_LISTEN) {
+		struct task_struct *task = bpf_get_current_task_btf();
+		struct port_key key = {
+			.netns = sk->__sk_common.skc_net.net->ns.inum,
+			.port = sk->__sk_common.skc_num,
+		};
+		__u32 pid = task->tgid;
+		if (bpf_task_storage_get(&threads, task, 0, 0) && bpf_map_update_elem(&ports, &key, &pid, BPF_ANY))
+			count(FULL_PORTS);
+		process_record(RECORD_LISTEN, pid, 0, key.netns, key.port);
+		return 0;
+	}
+	if (old_state == TCP_SYN_RECV && new_state == TCP_ESTABLISHED) {
+		struct arrival a = {};
+		__u64 key = (__u64)sk;
+
+		if (!port_tracked(sk))
+			return 0;
+		c = bpf_sk_storage_get(&conns, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+		if (!c) {
+			count(FULL_SOCKETS);
+			return 0;
+		}
+		conn_init(c, sk);
+		c->established = bpf_ktime_get_ns();
+		a.cookie = c->cookie;
+		bpf_map_update_elem(&arrivals, &key, &a, BPF_ANY);
+		return 0;
+	}
+	if (new_state != TCP_FIN_WAIT1 && new_state != TCP_LAST_ACK && new_state != TCP_CLOSE)
+		return 0;
+	c = bpf_sk_storage_get(&conns, sk, 0, 0);
+	if (!c || !c->seq)
+		return 0;
+	r.r.kind = RECORD_CLOSE;
+	r.r.cookie = c->cookie;
+	r.r.seq = c->seq;
+	r.r.time = bpf_ktime_get_ns();
+	r.lane = c->lane.goroutine ? c->lane.id : 0;
+	r.flags = (clock_running(c->send) || clock_running(c->qdisc) ? 0 : CLOSE_DRAINED) |
+		  (new_state == TCP_CLOSE ? CLOSE_FINAL : 0) | (c->lost ? CLOSE_LOST : 0);
+	send_up(&r, sizeof(r), LOST_CLOSE);
+	/* a connection's goroutine ends with it; a thread's lane with the thread */
+	if (new_state == TCP_CLOSE && c->lane.goroutine)
+		bpf_map_delete_elem(&lanes, &c->lane);
+	return 0;
+}
+
+/* accept(2) returned a connection: the end of accept_queue. The number is checked first: every process passes here. */
+SEC("tp_btf/sys_exit")
+int BPF_PROG(accept_exit, struct pt_regs *regs, long ret)
+{
+	long nr = regs->orig_ax;
+	struct socket *socket;
+	struct arrival *a;
+	struct file *file;
+	__u64 key;
+
+	if ((nr != NR_accept4 && nr != NR_accept) || ret < 0)
+		return 0;
+	if (!bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0))
+		return 0;
+	file = file_of(bpf_get_current_task_btf(), ret);
+	if (!file)
+		return 0;
+	socket = BPF_CORE_READ(file, private_data);
+	key = (__u64)BPF_CORE_READ(socket, sk);
+	a = bpf_map_lookup_elem(&arrivals, &key);
+	if (a)
+		a->accepted = bpf_ktime_get_ns();
+	return 0;
+}
+
+/* Bytes can be read. 6.3+: (sk) */
+SEC("tp_btf/sk_data_ready")
+int BPF_PROG(data_ready, struct sock *sk)
+{
+	struct announce *a;
+	struct tcp_sock *tp;
+	struct conn *c;
+	struct lane *l;
+	__u64 now;
+	__u32 zero = 0, unread;
+	__u8 state = sk->__sk_common.skc_state;
+
+	if (state != TCP_ESTABLISHED && state != TCP_CLOSE_WAIT)
+		return 0;
+	c = bpf_sk_storage_get(&conns, sk, 0, 0);
+	if (!c)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!tp)
+		return 0;
+	/* a FIN counts as one */
+	unread = tp->rcv_nxt - tp->copied_seq;
+	if (unread <= (state == TCP_CLOSE_WAIT ? 1 : 0))
+		return 0;
+	now = bpf_ktime_get_ns();
+	a = bpf_map_lookup_elem(&announced, &zero);
+	if (a) {
+		a->cookie = c->cookie;
+		a->time = now;
+	}
+	if (c->state == CONN_ACTIVE && c->responding) {
+		if (!c->next_start)
+			c->next_start = now;
+		return 0;
+	}
+	if (c->state == CONN_IDLE && !c->start)
+		c->start = now;
+	if (c->state == CONN_ACTIVE) {
+		/* the body is still arriving: all the waiting since the head was for it, save what other stages claim */
+		l = conn_lane(c);
+		conn_settle(c, l, now);
+		if (l) {
+			__s64 d = lane_read(l, STAGE_WAIT, now) - c->body_wait - (c->done[STAGE_RECEIVE_QUEUE] - c->body_receive) -
+				  c->done[STAGE_SEND_BUFFER] - c->done[STAGE_QDISC];
+			if (d > c->body)
+				c->body = d;
+		}
+		c->plain[SOCKET_STAGE(STAGE_REQUEST_BODY)] = now - c->first_read;
+		if (!clock_running(c->receive)) {
+			conn_occurrence(c, STAGE_REQUEST_BODY, c->body_since, now);
+		}
+	}
+	if (!clock_running(c->receive)) {
+		clock_start(&c->receive, now);
+		c->receive_since = now;
+	}
+	if (c->state == CONN_ACTIVE)
+		conn_settle(c, conn_lane(c), now);
+	return 0;
+}
+
+/* The head is read: the request's first part is split up, and its lane's time begins. */
+static __always_inline void request_begins(struct conn *c, struct thread *t, struct lane *l, __u64 now)
+{
+	__s64 accept = 0, run_queue = 0, throttled = 0, receive, rest;
+	__s64 before = now - c->start;
+
+	if (c->first && c->established) {
+		if (!c->accepted) {
+			c->no_accept = 1;
+		} else {
+			c->plain[SOCKET_STAGE(STAGE_ACCEPT_QUEUE)] = c->accepted - c->established;
+			if (c->accepted > c->start)
+				accept = c->accepted - c->start;
+		}
+	}
+	if (accept > before)
+		accept = before;
+	rest = before - accept;
+	if (t->woken_for == c->cookie) {
+		throttled = t->woken_throttled < rest ? t->woken_throttled : rest;
+		rest -= throttled;
+		run_queue = t->woken_run_queue < rest ? t->woken_run_queue : rest;
+		rest -= run_queue;
+	}
+	receive = clock_read(c->receive, now) - accept - throttled - run_queue;
+	if (receive < 0)
+		receive = 0;
+	if (receive > rest)
+		receive = rest;
+	rest -= receive;
+	c->done[STAGE_ACCEPT_QUEUE] = accept;
+	c->done[STAGE_THROTTLED] = throttled;
+	c->done[STAGE_RUN_QUEUE] = run_queue;
+	c->done[STAGE_RECEIVE_QUEUE] = receive;
+	c->done[STAGE_REQUEST_BODY] = rest; /* a head that dribbles in */
+	c->body_receive = receive;
+	c->first_read = now;
+	c->body_since = now;
+	c->state = CONN_ACTIVE;
+	if (l) {
+		conn_take_lane(c, l, now);
+		c->body_wait = c->lane_wait;
+	} else {
+		c->no_lane = 1;
+	}
+	if (accept)
+		conn_occurrence(c, STAGE_ACCEPT_QUEUE, c->start > c->established ? c->start : c->established, c->accepted);
+	/* what the run queue claims has a record of its own */
+	if (receive > 0)
+		conn_occurrence(c, STAGE_RECEIVE_QUEUE, now - receive, now);
+}
+
+/* A new request on the connection: everything but the connection's own facts begins anew. */
+static __always_inline void request_reset(struct conn *c, __u64 start)
+{
+	c->seq++;
+	c->state = CONN_HEAD;
+	c->first = c->seq == 1;
+	c->responding = c->last_chunk = c->lost = c->no_lane = c->no_accept = 0;
+	c->head_match = c->response_open = c->no_arrival = 0;
+	c->head_bytes = c->response_bytes = 0;
+	c->socket_state = 0;
+	c->start = start;
+	c->next_start = c->first_read = 0;
+	c->received = c->sent = 0;
+	c->writes = c->reported = 0;
+	c->handed_at = c->transmitted_at = 0;
+	c->body = c->body_receive = c->done_major = c->base_major = 0;
+	__builtin_memset(c->done, 0, sizeof(c->done));
+	__builtin_memset(c->plain, 0, sizeof(c->plain));
+	if (c->seq > 1) {
+		/* what is still unsent or unread now is this request's */
+		c->send = clock_running(c->send) ? -(__s64)start : 0;
+		c->qdisc = clock_running(c->qdisc) ? -(__s64)start : 0;
+		c->receive = -(__s64)start;
+		c->receive_since = start;
+	}
+}
+
+/* A read of a server socket returned bytes. 6.3+: (sk, ret, flags) */
+SEC("tp_btf/sock_recv_length")
+int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct head_buffer *h;
+	struct tcp_sock *tp;
+	struct thread *t;
+	struct conn *c;
+	struct lane *l;
+	__u64 now, owner, arrival_key = (__u64)sk;
+	__u32 unread, continued = 0;
+	int head, complete;
+
+	if (ret <= 0 || flags & MSG_PEEK)
+		return 0;
+	t = bpf_task_storage_get(&threads, task, 0, 0);
+	if (!t)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!tp)
+		return 0;
+	c = bpf_sk_storage_get(&conns, sk, 0, 0);
+	if (!c) {
+		/* a connection older than the receiver; not one that this process opened to somebody else */
+		if (!port_tracked(sk))
+			return 0;
+		c = bpf_sk_storage_get(&conns, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+		if (!c) {
+			count(FULL_SOCKETS);
+			return 0;
+		}
+		conn_init(c, sk);
+	}
+	now = bpf_ktime_get_ns();
+	owner = owner_of(t, task);
+	l = lane_sync(t, owner, now);
+	unread = tp->rcv_nxt - tp->copied_seq;
+	if (sk->__sk_common.skc_state == TCP_CLOSE_WAIT && unread)
+		unread--;
+
+	h = head_buffer(0);
+	if (!h)
+		return 0;
+	head = c->state != CONN_ACTIVE || c->responding;
+	if (head)
+		head = head_read(h, task, ret);
+	if (c->state == CONN_ACTIVE && c->responding) {
+		if (head && !head_like_request(h, ret)) {
+			c->next_start = 0; /* the rest of a body that the response did not wait for */
+			c->received += ret;
+			return 0;
+		}
+		request_reset(c, c->next_start ? c->next_start : now);
+	} else if (c->state == CONN_IDLE) {
+		struct arrival *a = bpf_map_lookup_elem(&arrivals, &arrival_key);
+		if (a) {
+			if (a->cookie == c->cookie)
+				c->accepted = a->accepted;
+			bpf_map_delete_elem(&arrivals, &arrival_key);
+		}
+		__u64 start = c->start;
+		request_reset(c, start ? start : now);
+		c->no_arrival = !start;
+		c->candidate = !!(t->process.flags & PROCESS_CANDIDATE);
+	} else if (c->state == CONN_HEAD) {
+		continued = HEAD_CONTINUED;
+	}
+	c->received += ret;
+	c->pid = t->tgid;
+	c->tid = t->tid;
+
+	if (c->state == CONN_HEAD) {
+		complete = 1;
+		h->head.flags = continued | (c->no_arrival ? HEAD_NO_ARRIVAL : 0);
+		h->head.len = 0;
+		if (!head) {
+			h->head.flags |= HEAD_UNREADABLE;
+			count(HEADS_UNREADABLE);
+		} else if (t->process.flags & PROCESS_CANDIDATE) {
+			h->head.flags |= HEAD_CANDIDATE;
+			h->head.len = head_line(h, ret);
+		} else {
+			complete = head_scan(h, ret, &c->head_match, &c->head_bytes, HEAD_BYTES);
+		}
+		if (complete) {
+			if (!l)
+				l = lane_make(t, owner, now);
+			c->lane.id = l ? owner : 0;
+			c->lane.tgid = t->tgid;
+			c->lane.goroutine = !!(t->process.flags & PROCESS_GO);
+			request_begins(c, t, l, now);
+		}
+		h->head.r.kind = RECORD_REQUEST_HEAD;
+		h->head.r.cookie = c->cookie;
+		h->head.r.seq = c->seq;
+		h->head.r.time = now;
+		h->head.pid = t->tgid;
+		h->head.tid = t->tid;
+		h->head.start = c->start;
+		h->head.lane = c->lane.id;
+		h->head.family = c->family;
+		h->head.local_port = c->local_port;
+		h->head.remote_port = c->remote_port;
+		__builtin_memcpy(h->head.local, c->local, 16);
+		__builtin_memcpy(h->head.remote, c->remote, 16);
+		if (!head_send_up(h, LOST_REQUEST_HEAD))
+			c->lost = 1;
+	} else {
+		conn_occurrence(c, STAGE_RECEIVE_QUEUE, c->receive_since, now);
+		c->body_since = now;
+	}
+	t->woken_for = 0;
+	if (unread) {
+		clock_start(&c->receive, now);
+		if (c->state == CONN_ACTIVE)
+			c->receive_since = now;
+	} else {
+		clock_stop(&c->receive, now);
+		c->receive_since = 0;
+	}
+	if (c->state == CONN_ACTIVE)
+		conn_settle(c, conn_lane(c), now);
+	return 0;
+}

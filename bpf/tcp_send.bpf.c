@@ -1,0 +1,325 @@
+//go:build ignore
+/* SPDX-License-Identifier: (GPL-2.0-only OR MIT) */
+/*
+ * send_buffer, qdisc, the response's head, and progress: what the request cost
+ * up to the moment at which everything sent so far has reached the device.
+ *
+ * The kernel cannot know which of these is a response's last. Each one is
+ * therefore a full reading, and user space keeps the last that the framing
+ * allows: no thread time is charged after it.
+ *
+ * Kernels: tcp_sendmsg_locked from 6.16, sock_send_length from 6.3, the
+ * device's tracepoints everywhere.
+ */
+#include "conn.h"
+#include "head.h"
+
+/* Where the bytes of a message begin and how many lie there together; 0 if they are not in user memory. */
+static __always_inline __u64 message_head(struct msghdr *msg, void **base)
+{
+	struct iovec v = {};
+
+	if (msg->msg_iter.iter_type == bpf_core_enum_value(enum iter_type, ITER_UBUF)) {
+		__u64 n = msg->msg_iter.count;
+		/* else the compiler loads this and iov_len below by one instruction, from two kinds of pointer */
+		asm volatile("" : "+r"(n));
+		*base = msg->msg_iter.ubuf + msg->msg_iter.iov_offset;
+		return n;
+	}
+	if (msg->msg_iter.iter_type == bpf_core_enum_value(enum iter_type, ITER_IOVEC)) {
+		bpf_probe_read_kernel(&v, sizeof(v), msg->msg_iter.__iov);
+		*base = v.iov_base;
+		return v.iov_len;
+	}
+	return 0;
+}
+
+/* Does the message end with the terminator of chunked encoding, "0\r\n\r\n", alone or after a chunk's own line end? */
+static __always_inline int ends_chunked(struct msghdr *msg)
+{
+	char tail[8] = {};
+	struct iovec v = {};
+	__u64 n;
+
+	n = message_head(msg, &v.iov_base);
+	if (msg->msg_iter.iter_type == bpf_core_enum_value(enum iter_type, ITER_IOVEC)) {
+		__u64 last = msg->msg_iter.nr_segs;
+		if (!last)
+			return 0;
+		bpf_probe_read_kernel(&v, sizeof(v), msg->msg_iter.__iov + (last - 1) * sizeof(v));
+		n = v.iov_len;
+	}
+	if (n < 5)
+		return 0;
+	if (n < 7) {
+		if (n != 5 || bpf_probe_read_user(tail, 5, v.iov_base))
+			return 0;
+		return tail[0] == '0' && tail[1] == '\r' && tail[2] == '\n' && tail[3] == '\r' && tail[4] == '\n';
+	}
+	if (bpf_probe_read_user(tail, 7, v.iov_base + n - 7))
+		return 0;
+	return tail[0] == '\r' && tail[1] == '\n' && tail[2] == '0' && tail[3] == '\r' && tail[4] == '\n' &&
+	       tail[5] == '\r' && tail[6] == '\n';
+}
+
+/* Whether this send begins or continues the response's head; sends up what of it there is. */
+static __always_inline void response_head(struct conn *c, struct msghdr *msg, __u64 now)
+{
+	struct head_buffer *h = head_buffer(1);
+	void *base = 0;
+	__u64 n = message_head(msg, &base);
+	int complete;
+
+	if (!h)
+		return;
+	h->head.flags = c->responding ? HEAD_CONTINUED : 0;
+	h->head.len = 0;
+	if (n > RESPONSE_BYTES)
+		n = RESPONSE_BYTES;
+	if (!n || !head_copy(h, base, n)) {
+		h->head.flags |= HEAD_UNREADABLE;
+		count(HEADS_UNREADABLE);
+		complete = 1;
+	} else {
+		/* "HTTP/1.1 1xx": the final response is still to come */
+		if (!c->responding && n >= 10 && h->bytes[0] == 'H' && h->bytes[4] == '/' && h->bytes[8] == ' ' &&
+		    h->bytes[9] == '1')
+			return;
+		complete = head_scan(h, n, &c->head_match, &c->response_bytes, RESPONSE_BYTES);
+	}
+	c->responding = 1;
+	c->response_open = !complete;
+	h->head.r.kind = RECORD_RESPONSE_HEAD;
+	h->head.r.cookie = c->cookie;
+	h->head.r.seq = c->seq;
+	h->head.r.time = now;
+	h->head.pid = c->pid;
+	h->head.tid = c->tid;
+	if (!head_send_up(h, LOST_RESPONSE_HEAD))
+		c->lost = 1;
+}
+
+/* Another thread or goroutine sends than the one that read: the request goes on there. */
+static __always_inline void follow_sender(struct conn *c, struct task_struct *task, __u64 now)
+{
+	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct lane *l, *old;
+	__u64 owner;
+
+	if (!t)
+		return;
+	owner = owner_of(t, task);
+	l = lane_sync(t, owner, now);
+	if (c->lane.id == owner && c->lane.tgid == t->tgid)
+		return;
+	if (!l)
+		l = lane_make(t, owner, now);
+	old = conn_lane(c);
+	conn_settle(c, old, now);
+	if (old)
+		conn_leave_lane(c, old, now);
+	if (!l) {
+		c->lane.id = 0;
+		c->no_lane = 1;
+		return;
+	}
+	lane_key_of(t, owner, &c->lane);
+	conn_take_lane(c, l, now);
+}
+
+/* A send to a socket begins. 6.16+: (sk, msg, skb, size_goal); again for each buffer of a long one */
+SEC("tp_btf/tcp_sendmsg_locked")
+int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
+{
+	struct conn *c = bpf_sk_storage_get(&conns, sk, 0, 0);
+	struct tcp_sock *tp;
+	__u64 now;
+
+	if (!c || c->sending || c->state != CONN_ACTIVE)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!tp)
+		return 0;
+	now = bpf_ktime_get_ns();
+	c->sending = 1;
+	if (!c->responding)
+		c->head_match = 0;
+	if (!c->responding || c->response_open)
+		response_head(c, msg, now);
+	follow_sender(c, bpf_get_current_task_btf(), now);
+	c->last_chunk = ends_chunked(msg);
+	if (!c->sequenced) {
+		c->handed = c->transmitted = tp->write_seq;
+		c->sequenced = 1;
+	}
+	if (!clock_running(c->send)) {
+		clock_start(&c->send, now);
+		c->send_since = now;
+	}
+	conn_settle(c, conn_lane(c), now);
+	return 0;
+}
+
+/* Everything sent so far is with the device: a reading of the request as of then. */
+static __always_inline void progress(struct conn *c, __u64 at, __u64 now)
+{
+	__u32 zero = 0;
+	struct progress_record *p = bpf_map_lookup_elem(&progress_buffer, &zero);
+	struct lane *l = conn_lane(c);
+
+	if (!p || !c->responding)
+		return;
+	conn_settle(c, l, now);
+	p->r.kind = RECORD_PROGRESS;
+	p->r.seq = c->seq;
+	p->r.cookie = c->cookie;
+	p->r.time = at;
+	p->lane = c->lane.id;
+	p->start = c->start;
+	p->first_read = c->first_read;
+	p->received = c->received;
+	p->sent = c->sent;
+	p->pid = c->pid;
+	p->tid = c->tid;
+	p->writes = c->writes;
+	p->flags = (c->last_chunk ? PROGRESS_LAST_CHUNK : 0) | (c->lost ? PROGRESS_LOST : 0) |
+		   (c->no_lane || !l ? PROGRESS_NO_LANE : 0) | (c->no_accept ? PROGRESS_NO_ACCEPT : 0);
+	__builtin_memcpy(p->exclusive, c->done, sizeof(c->done));
+	p->exclusive[STAGE_REQUEST_BODY] += c->body;
+	p->major = c->done_major;
+	if (l) {
+#pragma unroll
+		for (int i = STAGE_CPU; i < THREAD_STAGES; i++) {
+			__s64 d = lane_read(l, i, now) - c->base[i];
+			if (d > 0)
+				p->exclusive[i] += d;
+		}
+		p->major += l->major - c->base_major;
+		if (l->lost != c->lane_lost)
+			p->flags |= PROGRESS_LOST;
+		if (l->throttle_unknown)
+			p->flags |= PROGRESS_THROTTLE_UNKNOWN;
+	}
+	/* what the socket took over from the lane's waiting */
+	p->exclusive[STAGE_WAIT] -= c->body + (c->done[STAGE_RECEIVE_QUEUE] - c->body_receive) + c->done[STAGE_SEND_BUFFER] +
+				    c->done[STAGE_QDISC];
+	__builtin_memcpy(p->plain, c->plain, sizeof(c->plain));
+	p->plain[SOCKET_STAGE(STAGE_RECEIVE_QUEUE)] = clock_read(c->receive, now);
+	p->plain[SOCKET_STAGE(STAGE_SEND_BUFFER)] = clock_read(c->send, now);
+	p->plain[SOCKET_STAGE(STAGE_QDISC)] = clock_read(c->qdisc, now);
+	c->reported = c->writes;
+	if (!send_up(p, sizeof(*p), LOST_PROGRESS))
+		c->lost = 1;
+}
+
+/* The send call returns. 6.3+: (sk, ret, flags) */
+SEC("tp_btf/sock_send_length")
+int BPF_PROG(send_length, struct sock *sk, int ret)
+{
+	struct conn *c;
+	__u64 now;
+
+	if (sk->__sk_common.skc_family != AF_INET && sk->__sk_common.skc_family != AF_INET6)
+		return 0;
+	c = bpf_sk_storage_get(&conns, sk, 0, 0);
+	if (!c || !c->sending)
+		return 0;
+	c->sending = 0;
+	now = bpf_ktime_get_ns();
+	if (ret > 0 && c->responding) {
+		c->sent += ret;
+		c->writes++;
+	}
+	follow_sender(c, bpf_get_current_task_btf(), now);
+	if (c->handed == BPF_CORE_READ((struct tcp_sock *)sk, write_seq)) {
+		clock_stop(&c->send, c->handed_at ? c->handed_at : now);
+		conn_occurrence(c, STAGE_SEND_BUFFER, c->send_since, c->handed_at);
+		c->send_since = 0;
+	}
+	conn_settle(c, conn_lane(c), now);
+	if (!clock_running(c->send) && !clock_running(c->qdisc) && c->writes != c->reported)
+		progress(c, c->transmitted_at ? c->transmitted_at : now, now);
+	return 0;
+}
+
+/* The connection of a segment, if it is one of ours, and the sequence number behind its last byte. */
+static __always_inline struct conn *conn_of_skb(struct sk_buff *skb, struct sock *sk, __u32 *end)
+{
+	struct conn *c;
+	__u8 *th, h[14], state;
+
+	if (sk->__sk_common.skc_family != AF_INET && sk->__sk_common.skc_family != AF_INET6)
+		return 0;
+	/* request and time-wait sockets are no full sockets */
+	state = sk->__sk_common.skc_state;
+	if (state == TCP_NEW_SYN_RECV || state == TCP_TIME_WAIT)
+		return 0;
+	c = bpf_sk_storage_get(&conns, sk, 0, 0);
+	if (!c || !c->sequenced)
+		return 0;
+	th = skb->head + skb->transport_header;
+	if (bpf_probe_read_kernel(h, sizeof(h), th))
+		return 0;
+	/* GSO: one segment stands for many, skb->len is all of them */
+	*end = ((__u32)h[4] << 24 | (__u32)h[5] << 16 | (__u32)h[6] << 8 | h[7]) + skb->len - (__u32)(th - skb->data) -
+	       (h[12] >> 4) * 4 + (h[13] & 1 /* FIN */);
+	return c;
+}
+
+/* A segment goes to a device. The first device counts; further ones, and retransmits, end before what is handed. */
+SEC("tp_btf/net_dev_queue")
+int BPF_PROG(dev_queue, struct sk_buff *skb)
+{
+	struct sock *sk = skb->sk;
+	struct conn *c;
+	__u32 end = 0;
+	__u64 now;
+
+	if (!sk)
+		return 0;
+	c = conn_of_skb(skb, sk, &end);
+	if (!c || (__s32)(end - c->handed) <= 0)
+		return 0;
+	now = bpf_ktime_get_ns();
+	c->handed = end;
+	c->handed_at = now;
+	if (!clock_running(c->qdisc)) {
+		clock_start(&c->qdisc, now);
+		c->qdisc_since = now;
+	}
+	if (!c->sending && end == BPF_CORE_READ((struct tcp_sock *)sk, write_seq)) {
+		clock_stop(&c->send, now);
+		conn_occurrence(c, STAGE_SEND_BUFFER, c->send_since, now);
+		c->send_since = 0;
+	}
+	conn_settle(c, conn_lane(c), now);
+	return 0;
+}
+
+/* The device takes a segment. */
+SEC("tp_btf/net_dev_start_xmit")
+int BPF_PROG(dev_xmit, struct sk_buff *skb)
+{
+	struct sock *sk = skb->sk;
+	struct conn *c;
+	__u32 end = 0;
+	__u64 now;
+
+	if (!sk)
+		return 0;
+	c = conn_of_skb(skb, sk, &end);
+	if (!c || (__s32)(end - c->transmitted) <= 0)
+		return 0;
+	now = bpf_ktime_get_ns();
+	c->transmitted = end;
+	c->transmitted_at = now;
+	if (end != c->handed)
+		return 0;
+	clock_stop(&c->qdisc, now);
+	conn_occurrence(c, STAGE_QDISC, c->qdisc_since, now);
+	c->qdisc_since = 0;
+	conn_settle(c, conn_lane(c), now);
+	if (!clock_running(c->send) && !c->sending && c->writes != c->reported)
+		progress(c, now, now);
+	return 0;
+}

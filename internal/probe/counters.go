@@ -1,0 +1,91 @@
+//go:build linux
+
+package probe
+
+import (
+	"fmt"
+
+	"github.com/ebpfllm/ebpfllm/bpf"
+)
+
+// Counters are cumulative since New.
+type Counters struct {
+	Records    map[string]uint64 // read from the ring, by kind
+	Lost       map[string]uint64 // by reason
+	MapFull    map[string]uint64 // by map
+	Unreadable uint64            // heads read by a call whose buffer is not known
+	Targets    int               // tracked processes that are no candidates
+	Candidates int
+}
+
+var lostReasons = map[bpf.KernelCounter]string{
+	bpf.KernelCounterLOST_REQUEST_HEAD:  "ring_full_request_head",
+	bpf.KernelCounterLOST_RESPONSE_HEAD: "ring_full_response_head",
+	bpf.KernelCounterLOST_PROGRESS:      "ring_full_progress",
+	bpf.KernelCounterLOST_OCCURRENCE:    "ring_full_occurrence",
+	bpf.KernelCounterLOST_CLOSE:         "ring_full_close",
+	bpf.KernelCounterLOST_PROCESS:       "ring_full_process",
+}
+
+var fullMaps = map[bpf.KernelCounter]string{
+	bpf.KernelCounterFULL_LANES:   "lanes",
+	bpf.KernelCounterFULL_THREADS: "threads",
+	bpf.KernelCounterFULL_SOCKETS: "conns",
+	bpf.KernelCounterFULL_PORTS:   "ports",
+}
+
+// Counters reads what was received and what was lost, every reason named even
+// at zero.
+func (p *Probe) Counters() (Counters, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := Counters{Records: map[string]uint64{}, Lost: map[string]uint64{"invalid": p.invalid}, MapFull: map[string]uint64{}}
+	if p.closed {
+		return c, fmt.Errorf("read the counters: the probe is closed")
+	}
+	for kind, n := range p.records {
+		c.Records[kind] = n
+	}
+	for _, t := range p.processes {
+		if t.Candidate {
+			c.Candidates++
+		} else {
+			c.Targets++
+		}
+	}
+	for counter := range bpf.KernelCounterCOUNTERS {
+		var perCPU []uint64
+		if err := p.objects.Maps["counters"].Lookup(uint32(counter), &perCPU); err != nil {
+			return c, fmt.Errorf("read counter %d: %w", counter, err)
+		}
+		var sum uint64
+		for _, n := range perCPU {
+			sum += n
+		}
+		switch {
+		case lostReasons[counter] != "":
+			c.Lost[lostReasons[counter]] = sum
+		case fullMaps[counter] != "":
+			c.MapFull[fullMaps[counter]] = sum
+		case counter == bpf.KernelCounterHEADS_UNREADABLE:
+			c.Unreadable = sum
+		}
+	}
+	return c, nil
+}
+
+func kindOf(e Event) string {
+	switch e.(type) {
+	case *RequestHead:
+		return "request_head"
+	case *ResponseHead:
+		return "response_head"
+	case *Progress:
+		return "progress"
+	case *Occurrence:
+		return "occurrence"
+	case *Close:
+		return "close"
+	}
+	return "process"
+}

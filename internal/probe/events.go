@@ -1,0 +1,129 @@
+package probe
+
+import "github.com/ebpfllm/ebpfllm/internal/stage"
+
+// Event is what the kernel side tells: one of the types below. An event and the
+// memory it points to are valid only until the handler returns.
+type Event interface{ event() }
+
+// Socket says which request an event belongs to. Times everywhere are
+// CLOCK_MONOTONIC nanoseconds.
+type Socket struct {
+	Cookie uint64 // of the socket
+	Seq    uint32 // number of the request on its connection, from 1
+	Time   uint64
+}
+
+// RequestHead are the header bytes of a request, up to and with the blank line.
+// A head that arrives in pieces comes as several events, all but the first
+// Continued and the last Complete or Truncated.
+type RequestHead struct {
+	Socket
+	PID, TID   uint32 // in the initial PID namespace
+	Start      uint64 // first byte readable
+	Lane       Lane
+	Family     uint16
+	Local      [16]byte // the first 4 bytes for IPv4
+	Remote     [16]byte
+	LocalPort  uint16
+	RemotePort uint16
+	Flags      HeadFlags
+	Bytes      []byte
+}
+
+// ResponseHead are the header bytes of a response, in the same way.
+type ResponseHead struct {
+	Socket
+	Flags HeadFlags
+	Bytes []byte
+}
+
+// HeadFlags say how much of a head the bytes are.
+type HeadFlags struct {
+	Complete   bool // they end with the blank line
+	Continued  bool // they follow those of an earlier event
+	Truncated  bool // the rest never comes
+	Unreadable bool // read by a call whose buffer is not known (io_uring, splice): there are no bytes
+	Candidate  bool // only the request line, of a process that is not yet a target
+	NoArrival  bool // the first byte's arrival was not seen: Start is the read's time
+}
+
+// Lane is whoever serves requests: a thread, or in Go a goroutine. The zero
+// Lane is an unknown one.
+type Lane struct {
+	PID uint32
+	ID  uint64 // thread id, or address of the goroutine's g
+}
+
+// Progress is the reading of a request at the moment (Time) at which everything
+// sent so far had reached the device. The last one that the framing allows is
+// the request's result.
+type Progress struct {
+	Socket
+	Lane      Lane
+	Start     uint64
+	FirstRead uint64
+	Received  uint64 // bytes read since the request's first
+	Sent      uint64 // bytes accepted by send since the response's first
+	Writes    uint32 // sends since the response's first
+	Exclusive stage.Times
+	Plain     stage.Times // of the socket stages
+	Major     int64       // of Exclusive[stage.PageFault]
+
+	LastChunk       bool // the last write ended with the terminator of chunked encoding
+	Lost            bool // a record of this request was lost
+	NoLane          bool // the serving thread or goroutine was not known for some of the time
+	NoAccept        bool // the accept was not seen
+	ThrottleUnknown bool // some throttled time may stand in run_queue
+}
+
+// Occurrence is a stretch of one stage that ended at Time. It belongs to a
+// request (Cookie is not 0) or to all requests in flight on its lane.
+type Occurrence struct {
+	Socket
+	Lane     Lane
+	TID      uint32
+	Stage    stage.Stage
+	Start    uint64
+	Duration int64 // of the stage within [Start, Time]
+	Syscall  int32 // -1 if none
+	Major    bool
+}
+
+// Close says that a connection ends: with Final the socket is gone, without it
+// it is shut for sending.
+type Close struct {
+	Socket
+	Drained bool // nothing was left unsent
+	Final   bool
+	Lost    bool
+}
+
+// Exec says that a process runs a new program; any process of the machine.
+type Exec struct{ PID uint32 }
+
+// Fork says that a tracked process has a new child process, tracked as well.
+type Fork struct{ PID, Parent uint32 }
+
+// Exit says that a tracked process ended.
+type Exit struct{ PID uint32 }
+
+// Listen says that a process listens on a TCP port; any process of the machine.
+type Listen struct {
+	PID, NetNS uint32
+	Port       uint16
+}
+
+// Tick follows each reading of the ring, when no record is left.
+type Tick struct{ Now uint64 }
+
+func (*RequestHead) event()  {}
+func (*ResponseHead) event() {}
+func (*Progress) event()     {}
+func (*Occurrence) event()   {}
+func (*Close) event()        {}
+func (*Exec) event()         {}
+func (*Fork) event()         {}
+func (*Exit) event()         {}
+func (*Listen) event()       {}
+func (*Tick) event()         {}

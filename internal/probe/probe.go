@@ -1,0 +1,349 @@
+//go:build linux
+
+// Package probe runs the kernel side: it loads the programs of package bpf,
+// attaches them as long as there is somebody to watch, and reads what they send
+// up.
+//
+// The ring is polled: records never wake the reader, since a wake-up would cost
+// the watched thread some hundred times what the record does.
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/cilium/ebpf/rlimit"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfllm/ebpfllm/bpf"
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+)
+
+// PollInterval is how long a record may lie in the ring.
+const PollInterval = 25 * time.Millisecond
+
+// Config of a probe.
+type Config struct {
+	RingBytes   int           // size of the ring; a power of two, at least a page
+	MinDuration time.Duration // shorter stretches of a stage get no record of their own
+	Disabled    []stage.Stage // not measured; hooks that serve only these are not attached
+}
+
+// Tracking says what is known of a process that is to be watched.
+type Tracking struct {
+	Candidate bool  // look at request lines only
+	IsGo      bool  // goroutines serve
+	GoOffset  int64 // where g is kept, from the FS base; with IsGo, 0 means unknown
+}
+
+// Probe is the kernel side at work.
+type Probe struct {
+	cfg     Config
+	logger  *zap.Logger
+	objects *ebpf.Collection
+	ring    *ringbuf.Reader
+	failed  map[string]error // by program: why it is not attached
+
+	mu        sync.Mutex // guards what follows
+	detach    map[string]func() error
+	processes map[uint32]Tracking
+	closed    bool
+	invalid   uint64 // records that did not decode
+	records   map[string]uint64
+}
+
+// New loads the kernel side and tries every hook once. It attaches only what
+// finds new programs and ports; Track attaches the rest. The error names what
+// is missing and what to do about it.
+func New(cfg Config, logger *zap.Logger) (*Probe, error) {
+	if err := checkCapabilities(); err != nil {
+		return nil, err
+	}
+	kernel, err := btf.LoadKernelSpec()
+	if err != nil {
+		return nil, fmt.Errorf("the running kernel offers no type information (/sys/kernel/btf/vmlinux): it must be built with CONFIG_DEBUG_INFO_BTF, as distributions' kernels from 5.14 on are: %w", err)
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, fmt.Errorf("raise the limit on locked memory (CAP_SYS_RESOURCE, or a kernel from 5.11 on): %w", err)
+	}
+	spec, err := bpf.LoadKernel()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded programs: %w", err)
+	}
+	if err := spec.Variables["min_duration"].Set(uint64(max(cfg.MinDuration, 0))); err != nil {
+		return nil, fmt.Errorf("set min_duration: %w", err)
+	}
+	spec.Maps["ring"].MaxEntries = uint32(cfg.RingBytes)
+
+	p := &Probe{
+		cfg: cfg, logger: logger, failed: map[string]error{},
+		detach: map[string]func() error{}, processes: map[uint32]Tracking{}, records: map[string]uint64{},
+	}
+	use := wanted(cfg.Disabled)
+	for _, h := range hooks {
+		if !slices.Contains(use, h) {
+			delete(spec.Programs, h.program)
+			continue
+		}
+		if err := h.missing(kernel); err != nil {
+			if h.core {
+				return nil, fmt.Errorf("cannot watch requests: %w", err)
+			}
+			p.failed[h.program] = err
+			delete(spec.Programs, h.program)
+		}
+	}
+	p.objects, err = ebpf.NewCollection(spec)
+	if err != nil {
+		return nil, fmt.Errorf("load the kernel programs: %w", explain(err))
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}()
+	if p.ring, err = ringbuf.NewReader(p.objects.Maps["ring"]); err != nil {
+		return nil, fmt.Errorf("open the ring buffer: %w", err)
+	}
+	// only a trial tells what this kernel lets us have
+	for _, h := range use {
+		if p.failed[h.program] != nil {
+			continue
+		}
+		if err = p.attach(h); err != nil {
+			if h.core {
+				return nil, fmt.Errorf("cannot watch requests: %w", explain(err))
+			}
+			p.failed[h.program] = err
+			err = nil
+		}
+	}
+	return p, p.settle()
+}
+
+// Report tells of each stage how it is measured, or why it is not.
+func (p *Probe) Report() []StageReport { return report(p.cfg.Disabled, p.failed) }
+
+// Unavailable lists the stages that are not measured.
+func (p *Probe) Unavailable() []stage.Stage {
+	var list []stage.Stage
+	for _, r := range p.Report() {
+		if !r.Available {
+			list = append(list, r.Stage)
+		}
+	}
+	return list
+}
+
+func (p *Probe) attach(h *hook) error {
+	if p.detach[h.program] != nil {
+		return nil
+	}
+	detach, err := h.attach(p.objects.Programs[h.program])
+	if err != nil {
+		return err
+	}
+	p.detach[h.program] = detach
+	return nil
+}
+
+// settle attaches what the tracked processes call for and detaches the rest.
+func (p *Probe) settle() error {
+	need := always
+	for _, t := range p.processes {
+		if !t.Candidate {
+			need = scheduler
+			break
+		}
+		need = sockets
+	}
+	var errs []error
+	for _, h := range wanted(p.cfg.Disabled) {
+		switch detach := p.detach[h.program]; {
+		case p.failed[h.program] != nil:
+		case h.load <= need:
+			errs = append(errs, p.attach(h))
+		case detach != nil:
+			delete(p.detach, h.program)
+			errs = append(errs, detach())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Track watches a process and all it starts from now on. Tracking it again
+// changes what is known of it.
+func (p *Probe) Track(pid uint32, t Tracking) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return os.ErrClosed
+	}
+	kernel := bpf.KernelProcess{GoOffset: int32(t.GoOffset)}
+	switch {
+	case t.IsGo && t.GoOffset == 0:
+		kernel.Flags |= uint32(bpf.KernelProcessFlagsPROCESS_NO_LANE)
+	case t.IsGo:
+		kernel.Flags |= uint32(bpf.KernelProcessFlagsPROCESS_GO)
+	}
+	if t.Candidate {
+		kernel.Flags |= uint32(bpf.KernelProcessFlagsPROCESS_CANDIDATE)
+	}
+	if err := p.objects.Maps["processes"].Put(pid, kernel); err != nil {
+		return fmt.Errorf("track process %d: %w", pid, err)
+	}
+	p.processes[pid] = t
+	// hooks first: a thread that starts in between is then seen by one or the other
+	if err := p.settle(); err != nil {
+		return err
+	}
+	return p.visitThreads()
+}
+
+// Untrack stops watching a process. One that is not tracked is no error.
+func (p *Probe) Untrack(pid uint32) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return os.ErrClosed
+	}
+	delete(p.processes, pid)
+	forget := bpf.KernelProcess{Flags: uint32(bpf.KernelProcessFlagsPROCESS_FORGET)}
+	err := p.objects.Maps["processes"].Update(pid, forget, ebpf.UpdateExist)
+	switch {
+	case errors.Is(err, ebpf.ErrKeyNotExist): // it ended, and the kernel side has dropped it
+		return p.settle()
+	case err != nil:
+		return fmt.Errorf("stop tracking process %d: %w", pid, err)
+	}
+	err = p.visitThreads()
+	if e := p.objects.Maps["processes"].Delete(pid); e != nil && !errors.Is(e, ebpf.ErrKeyNotExist) {
+		err = errors.Join(err, e)
+	}
+	return errors.Join(err, p.settle())
+}
+
+// AddPort makes connections to a listening port known to the kernel side. A
+// tracked process that begins to listen is seen without this.
+func (p *Probe) AddPort(netns uint32, port uint16) error {
+	key := bpf.KernelPortKey{Netns: netns, Port: uint32(port)}
+	if err := p.objects.Maps["ports"].Put(key, uint32(0)); err != nil {
+		return fmt.Errorf("watch port %d of network namespace %d: %w", port, netns, err)
+	}
+	return nil
+}
+
+// visitThreads lets the kernel side look at every thread of the machine.
+func (p *Probe) visitThreads() error {
+	it, err := link.AttachIter(link.IterOptions{Program: p.objects.Programs["track_threads"]})
+	if err != nil {
+		return fmt.Errorf("attach the task iterator: %w", err)
+	}
+	defer it.Close()
+	r, err := it.Open()
+	if err != nil {
+		return fmt.Errorf("run the task iterator: %w", err)
+	}
+	defer r.Close()
+	if _, err := io.Copy(io.Discard, r); err != nil {
+		return fmt.Errorf("run the task iterator: %w", err)
+	}
+	return nil
+}
+
+// Run reads the ring until the context ends and hands each event to handle, in
+// order, then a Tick. It handles what is left before it returns.
+func (p *Probe) Run(ctx context.Context, handle func(Event)) error {
+	var record ringbuf.Record
+	for {
+		last := ctx.Err() != nil
+		p.ring.SetDeadline(time.Now().Add(PollInterval))
+		if last {
+			p.ring.SetDeadline(time.Now())
+		}
+		for {
+			err := p.ring.ReadInto(&record)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			}
+			if err != nil {
+				return fmt.Errorf("read the ring buffer: %w", err)
+			}
+			p.handle(record.RawSample, handle)
+		}
+		handle(&Tick{Now: Now()})
+		if last {
+			return nil
+		}
+	}
+}
+
+func (p *Probe) handle(raw []byte, handle func(Event)) {
+	e, err := decode(raw)
+	p.mu.Lock()
+	if err != nil {
+		p.invalid++
+	} else {
+		p.records[kindOf(e)]++
+	}
+	p.mu.Unlock()
+	if err != nil {
+		p.logger.Debug("Kernel record dropped", zap.Error(err))
+		return
+	}
+	switch e := e.(type) {
+	case *Fork: // tracked by the kernel side already
+		p.mu.Lock()
+		p.processes[e.PID] = p.processes[e.Parent]
+		p.mu.Unlock()
+	case *Exit:
+		p.mu.Lock()
+		delete(p.processes, e.PID)
+		if err := p.settle(); err != nil {
+			p.logger.Error("Cannot detach hooks after the last target's end", zap.Error(err))
+		}
+		p.mu.Unlock()
+	}
+	handle(e)
+}
+
+// Now is the present time of the kernel's records: CLOCK_MONOTONIC nanoseconds.
+func Now() uint64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		panic("clock_gettime(CLOCK_MONOTONIC): " + err.Error()) // cannot fail with a valid clock id
+	}
+	return uint64(ts.Nano())
+}
+
+// Close detaches and unloads everything.
+func (p *Probe) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil
+	}
+	p.closed = true
+	var errs []error
+	for _, detach := range p.detach {
+		errs = append(errs, detach())
+	}
+	if p.ring != nil {
+		errs = append(errs, p.ring.Close())
+	}
+	if p.objects != nil {
+		p.objects.Close()
+	}
+	return errors.Join(errs...)
+}
