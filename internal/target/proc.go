@@ -123,9 +123,9 @@ type ports struct {
 	byNetNS map[uint32]map[uint64]uint16 // namespace -> socket inode -> port
 }
 
-func (p Proc) newPorts() ports { return ports{p, map[uint32]map[uint64]uint16{}} }
+func (p Proc) newPorts() *ports { return &ports{p, map[uint32]map[uint64]uint16{}} }
 
-func (ps ports) of(pid uint32) ([]Listener, error) {
+func (ps *ports) of(pid uint32) ([]Listener, error) {
 	link, err := os.Readlink(ps.proc.file(pid, "ns/net"))
 	if err != nil {
 		return nil, gone(pid, err)

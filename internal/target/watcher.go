@@ -101,10 +101,31 @@ func (w *Watcher) Process(pid uint32) (Process, bool) {
 
 // Exec is told that a process executes a new program.
 func (w *Watcher) Exec(pid uint32) []Change {
-	if e := w.entries[pid]; e != nil {
-		e.asked = false // the old program was
+	e := w.entries[pid]
+	if e == nil {
+		// It listens on nothing yet: not worth looking, every process of the machine
+		// comes by here. A socket that was handed to it is found by the next rescan.
+		return w.look(pid, nil, true)
 	}
-	return w.look(pid, true)
+	e.asked = false // the old program was
+	return w.look(pid, w.proc.newPorts(), true)
+}
+
+// Fork is told that a watched process has a child. The kernel side watches the
+// child already, by what it knows of the parent.
+func (w *Watcher) Fork(pid, parent uint32) {
+	e := w.entries[parent]
+	if e == nil || pid == w.self {
+		return
+	}
+	child := &entry{Tracked: e.Tracked, inherited: !e.Candidate}
+	child.PID, child.ParentPID = pid, parent
+	_, start, err := w.proc.stat(pid)
+	if err != nil {
+		return // it has ended
+	}
+	child.StartTime = start
+	w.entries[pid] = child
 }
 
 // Exit is told that a process has ended.
@@ -117,7 +138,7 @@ func (w *Watcher) Exit(pid uint32) []Change {
 }
 
 // Listen is told that a process listens on a TCP port.
-func (w *Watcher) Listen(pid uint32) []Change { return w.look(pid, false) }
+func (w *Watcher) Listen(pid uint32) []Change { return w.look(pid, w.proc.newPorts(), false) }
 
 // Asked is told that a candidate was asked the path of an LLM API.
 func (w *Watcher) Asked(pid uint32) []Change {
@@ -126,16 +147,16 @@ func (w *Watcher) Asked(pid uint32) []Change {
 		return nil
 	}
 	e.asked = true
-	return w.look(pid, false)
+	return w.look(pid, w.proc.newPorts(), false)
 }
 
-// Served is told that a process served a request, which a forked child of a
-// target does before any rescan has seen it.
+// Served is told that a process served a request, so that it is found if its
+// fork or exec was missed.
 func (w *Watcher) Served(pid uint32) []Change {
 	if w.entries[pid] != nil {
 		return nil
 	}
-	return w.look(pid, false)
+	return w.look(pid, w.proc.newPorts(), false)
 }
 
 // Rescan reads all processes: those that were there before the watcher, and
@@ -162,9 +183,8 @@ func (w *Watcher) Rescan() ([]Change, error) {
 }
 
 // look considers one process and, if it has become a target, its descendants.
-func (w *Watcher) look(pid uint32, again bool) []Change {
-	ports := w.proc.newPorts()
-	changes, became := w.consider(pid, ports, again)
+func (w *Watcher) look(pid uint32, ports *ports, exec bool) []Change {
+	changes, became := w.consider(pid, ports, exec)
 	if !became {
 		return changes
 	}
@@ -198,9 +218,9 @@ func (w *Watcher) family(pids []uint32) []Process {
 }
 
 // consider decides about one process and tells whether it has just become a
-// target. With again, a process that stays watched is reported anew, since its
-// program changed.
-func (w *Watcher) consider(pid uint32, ports ports, again bool) (changes []Change, became bool) {
+// target. Without ports it is taken to listen on none. With exec its program is
+// another one, of which the kernel side knows nothing yet.
+func (w *Watcher) consider(pid uint32, ports *ports, exec bool) (changes []Change, became bool) {
 	if pid == w.self {
 		return nil, false
 	}
@@ -224,7 +244,7 @@ func (w *Watcher) consider(pid uint32, ports ports, again bool) (changes []Chang
 	next := &entry{Tracked: Tracked{Process: p}}
 	if old != nil {
 		next.inherited, next.asked = old.inherited, old.asked
-		again = again || old.Path != p.Path || old.CommandLine != p.CommandLine
+		exec = exec || old.Path != p.Path
 	}
 	// What lost its parent is init's child: init hands nothing down.
 	if parent := w.entries[p.ParentPID]; parent != nil && !parent.Candidate && p.ParentPID != 1 {
@@ -232,7 +252,7 @@ func (w *Watcher) consider(pid uint32, ports ports, again bool) (changes []Chang
 	}
 	watch := next.inherited || next.asked
 	var listeners []Listener
-	if watch || w.needPorts {
+	if ports != nil && (watch || w.needPorts) {
 		if listeners, err = ports.of(pid); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			w.denied++
 		}
@@ -248,17 +268,17 @@ func (w *Watcher) consider(pid uint32, ports ports, again bool) (changes []Chang
 	}
 
 	became = !next.Candidate && (old == nil || old.Candidate)
-	if old == nil || again {
+	if old == nil || exec {
 		w.proc.Identify(&next.Process)
 	} else {
 		next.Identity = old.Identity
 	}
 	w.entries[pid] = next
-	if old == nil || again || became {
+	if old == nil || old.Candidate != next.Candidate || old.Go != next.Go || exec && next.Go.IsGo {
 		tracked := next.Tracked
 		changes = append(changes, Change{Track: &tracked})
 	}
-	if len(listeners) == 0 && !w.needPorts {
+	if ports != nil && len(listeners) == 0 && !w.needPorts {
 		listeners, _ = ports.of(pid)
 	}
 	for _, l := range listeners {

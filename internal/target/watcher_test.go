@@ -78,7 +78,9 @@ func TestTheWholeTreeOfATargetIsWatched(t *testing.T) {
 	assert.Equal(t, []string{"+41"}, say(w.Served(41)), "a forked child is found by what it does")
 	assert.Empty(t, say(w.Served(41)))
 	f.put(41, fakeProcess{parent: 20, start: 13, exe: "/bin/tool"})
-	assert.Equal(t, []string{"+41"}, say(w.Exec(41)), "another program, still in the tree")
+	assert.Empty(t, say(w.Exec(41)), "another program, still in the tree")
+	p, _ := w.Process(41)
+	assert.Equal(t, "tool", p.ServiceName)
 
 	f.remove(20)
 	assert.Equal(t, []string{"-20"}, say(w.Exit(20)))
@@ -118,6 +120,32 @@ func TestAProcessThatExecutesAnotherProgramIsJudgedAnew(t *testing.T) {
 	assert.Equal(t, []string{"-5"}, say(w.Exec(5)))
 	_, ok = w.Process(5)
 	assert.False(t, ok)
+}
+
+func TestAForkedChildIsWhatItsParentIs(t *testing.T) {
+	f := newFakeProc(t)
+	f.put(5, fakeProcess{parent: 1, start: 1, exe: "/bin/server", environ: []string{"OTEL_SERVICE_NAME=svc"}})
+	f.put(6, fakeProcess{parent: 1, start: 1, exe: "/bin/sshd", ports: []uint16{22}})
+	w := NewWatcher(f.proc(), []Rule{{Executable: "server"}}, 1)
+	assert.Equal(t, []string{"+5"}, rescan(t, w))
+	f.put(7, fakeProcess{parent: 5, start: 2, exe: "/bin/server"})
+	w.Fork(7, 5)
+	p, ok := w.Process(7)
+	require.True(t, ok)
+	assert.Equal(t, "svc", p.ServiceName)
+	assert.Empty(t, rescan(t, w))
+	w.Fork(8, 5) // has ended already
+	w.Fork(9, 6) // of a process that is not watched
+	targets, _ := w.Targets()
+	assert.Equal(t, 2, targets)
+
+	w = NewWatcher(f.proc(), nil, 1)
+	assert.Equal(t, []string{"?6", ":22"}, rescan(t, w))
+	f.put(10, fakeProcess{parent: 6, start: 3, exe: "/bin/sshd", ports: []uint16{22}})
+	w.Fork(10, 6)
+	assert.Empty(t, rescan(t, w), "a worker that shares the socket")
+	f.put(10, fakeProcess{parent: 6, start: 3, exe: "/bin/bash"})
+	assert.Equal(t, []string{"-10"}, say(w.Exec(10)), "a session's shell is no candidate")
 }
 
 func TestAPidThatIsGivenOutAgainIsAnotherProcess(t *testing.T) {
