@@ -1,0 +1,209 @@
+package loadtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+)
+
+// fault is a way to delay a request by something that really happens to
+// servers. Each acts on the server from outside.
+type fault struct {
+	what    string // one line for the reader of a report
+	request request
+	// strike sends the request and delays it. The returned time is what was
+	// taken from it.
+	strike func(context.Context, *rig, request) (sent, time.Duration, error)
+}
+
+var streamed = request{words: 16, tokens: 16, stream: true}
+
+// faults are the delays by the stage that has to be blamed for them.
+var faults = map[stage.Stage]fault{
+	stage.PageFault:  {"the weights were evicted from the page cache", streamed, strikePageFault},
+	stage.SendBuffer: {"the client stopped reading", request{words: 16, tokens: 16, stream: true, logprobs: true, slowReader: true}, strikeSendBuffer},
+	stage.Lock:       {"another process held the state file's lock", streamed, strikeLock},
+	stage.RunQueue:   {"another process took the server's CPU", streamed, strikeRunQueue},
+	stage.Stopped:    {"the server was stopped by a signal", streamed, strikeStopped},
+}
+
+// Kinds are the faults that can be injected, in the order of the stages.
+func Kinds() []stage.Stage {
+	var kinds []stage.Stage
+	for _, s := range stage.All() {
+		if _, ok := faults[s]; ok {
+			kinds = append(kinds, s)
+		}
+	}
+	return kinds
+}
+
+// rig is a server under test with the means to disturb it.
+type rig struct {
+	server *server
+	client *client
+	delay  time.Duration // length of a fault, where it can be chosen
+	usual  time.Duration // latency of a streamed request that nothing delayed
+}
+
+// strikePageFault empties the page cache of the weights, so that each page the
+// request touches costs a read. Afterwards it reads them back in, so that the
+// next request does not pay as well.
+func strikePageFault(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
+	if err := evict(r.server.process.pid(), r.server.Weights); err != nil {
+		return sent{}, 0, fmt.Errorf("evict %s: %w", r.server.Weights, err)
+	}
+	s, err := r.client.do(ctx, q, nil)
+	if err != nil {
+		return s, 0, err
+	}
+	return s, s.Latency - r.usual, warm(r.server.Weights)
+}
+
+// strikeSendBuffer stops reading after the first chunk.
+func strikeSendBuffer(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
+	s, err := r.client.do(ctx, q, func() error { return sleep(ctx, r.delay) })
+	return s, r.delay, err
+}
+
+// strikeLock holds the lock that the request needs until the request has waited
+// for it for the whole delay.
+func strikeLock(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
+	file, err := os.OpenFile(r.server.Lock, os.O_RDWR, 0)
+	if err != nil {
+		return sent{}, 0, err
+	}
+	defer file.Close()
+	var info unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &info); err != nil {
+		return sent{}, 0, err
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); err != nil {
+		return sent{}, 0, err
+	}
+	released := make(chan error, 1)
+	go func() {
+		err := waitForWaiter(ctx, info.Ino)
+		if err == nil {
+			err = sleep(ctx, r.delay)
+		}
+		released <- errors.Join(err, unix.Flock(int(file.Fd()), unix.LOCK_UN))
+	}()
+	s, err := r.client.do(ctx, q, nil)
+	return s, r.delay, errors.Join(err, <-released)
+}
+
+// waitForWaiter returns when somebody waits for a lock on the file.
+func waitForWaiter(ctx context.Context, inode uint64) error {
+	suffix := fmt.Sprintf(":%d 0 EOF", inode)
+	for range 2000 {
+		locks, err := os.ReadFile("/proc/locks")
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(string(locks)) {
+			if strings.Contains(line, "-> FLOCK") && strings.HasSuffix(strings.TrimSpace(line), suffix) {
+				return nil
+			}
+		}
+		if err := sleep(ctx, time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return errors.New("the server did not ask for its lock")
+}
+
+// strikeRunQueue keeps the server's CPU busy with other threads, of the highest
+// ordinary priority, while the request is being served.
+func strikeRunQueue(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
+	burn := prepareBurners(r.server.cpu)
+	defer burn(0)
+	return r.strikeAtFirstChunk(ctx, q, func() error { return burn(r.delay) })
+}
+
+// strikeStopped stops the server while the request is being served.
+func strikeStopped(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
+	return r.strikeAtFirstChunk(ctx, q, func() error {
+		if err := unix.Kill(r.server.process.pid(), unix.SIGSTOP); err != nil {
+			return err
+		}
+		err := sleep(ctx, r.delay)
+		return errors.Join(err, unix.Kill(r.server.process.pid(), unix.SIGCONT))
+	})
+}
+
+// strikeAtFirstChunk sends the request and calls act when its first chunk is
+// there; meanwhile the client goes on reading. The request may be over before
+// act has an effect: then nothing was taken from it.
+func (r *rig) strikeAtFirstChunk(ctx context.Context, q request, act func() error) (sent, time.Duration, error) {
+	done := make(chan error, 1)
+	s, err := r.client.do(ctx, q, func() error {
+		go func() { done <- act() }()
+		return nil
+	})
+	if err != nil {
+		return s, 0, err
+	}
+	return s, min(r.delay, s.Latency-r.usual), <-done
+}
+
+// prepareBurners makes threads on a CPU that are ready to keep it busy, so many
+// that hardly any of it is left. The returned function has them do it for a
+// while, once; then they end.
+func prepareBurners(cpu int) (burn func(time.Duration) error) {
+	const threads = 8
+	ends := make(chan time.Time, threads)
+	done := make(chan error, threads)
+	for range threads {
+		go func() {
+			// Never unlocked, so that the thread with its changed priority
+			// ends with the goroutine.
+			runtime.LockOSThread()
+			var set unix.CPUSet
+			set.Set(cpu)
+			err := unix.Setpriority(unix.PRIO_PROCESS, 0, -20)
+			if err == nil {
+				err = unix.SchedSetaffinity(0, &set)
+			}
+			for end := <-ends; time.Now().Before(end); {
+			}
+			done <- err
+		}()
+	}
+	var once sync.Once
+	return func(d time.Duration) (err error) {
+		once.Do(func() {
+			end := time.Now().Add(d)
+			for range threads {
+				ends <- end
+			}
+			for range threads {
+				err = errors.Join(err, <-done)
+			}
+		})
+		if err != nil {
+			err = fmt.Errorf("keep CPU %d busy: %w", cpu, err)
+		}
+		return err
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

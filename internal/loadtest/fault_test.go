@@ -1,0 +1,102 @@
+package loadtest
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+)
+
+// startRig starts the example server without telemetry.
+func startRig(t *testing.T) *rig {
+	t.Helper()
+	c, err := cpus()
+	if err != nil {
+		t.Skip(err)
+	}
+	dir := t.TempDir()
+	path, err := buildServer(t.Context(), dir)
+	require.NoError(t, err)
+	s := server{cpu: c.server, Weights: filepath.Join(dir, "weights.bin"), Lock: filepath.Join(dir, "slot.lock")}
+	running, err := startServer(t.Context(), s, dir, nil, path, "-uninstrumented", "-listen", "127.0.0.1:0", "-dir", dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, running.process.stop()) })
+	client := newClient(running.URL, true)
+	t.Cleanup(client.close)
+	return &rig{server: running, client: client, delay: 60 * time.Millisecond}
+}
+
+// Each fault takes its time from the request it is meant for.
+func TestFaultDelaysItsRequest(t *testing.T) {
+	r := startRig(t)
+	var latencies []time.Duration
+	for range 21 {
+		s, err := r.client.do(t.Context(), streamed, nil)
+		require.NoError(t, err)
+		latencies = append(latencies, s.Latency)
+	}
+	slices.Sort(latencies)
+	r.usual = latencies[len(latencies)/2]
+	for _, kind := range Kinds() {
+		t.Run(kind.String(), func(t *testing.T) {
+			for range 3 {
+				f := faults[kind]
+				s, taken, err := f.strike(t.Context(), r, f.request)
+				require.NoError(t, err)
+				after, err := r.client.do(t.Context(), streamed, nil)
+				require.NoError(t, err)
+				assert.Greater(t, s.Latency, 30*time.Millisecond)
+				assert.Greater(t, taken, 30*time.Millisecond)
+				t.Logf("usual %v, struck %v (taken %v), the one after %v", r.usual, s.Latency, taken, after.Latency)
+			}
+		})
+	}
+}
+
+func TestEvictEmptiesThePageCache(t *testing.T) {
+	r := startRig(t)
+	file, err := os.Open(r.server.Weights)
+	require.NoError(t, err)
+	defer file.Close()
+	require.NoError(t, warm(r.server.Weights))
+	_, err = r.client.do(t.Context(), streamed, nil)
+	require.NoError(t, err)
+
+	before, err := resident(file)
+	require.NoError(t, err)
+	require.NoError(t, evict(r.server.process.pid(), r.server.Weights))
+	after, err := resident(file)
+	require.NoError(t, err)
+	assert.Greater(t, before, 0.95)
+	assert.Less(t, after, 0.05)
+}
+
+func TestPlanHoldsWhatWasAskedFor(t *testing.T) {
+	for _, c := range []struct{ normal, spikes int }{{400, 30}, {4000, 200}, {7, 1}, {10, 0}, {0, 12}} {
+		counts := map[stage.Stage]int{}
+		lone := 0
+		for _, s := range plan(c.normal, c.spikes, Kinds()) {
+			counts[s.fault]++
+			if s.lone {
+				lone++
+			}
+		}
+		assert.Equal(t, c.normal, counts[stage.Unknown])
+		delete(counts, stage.Unknown)
+		spikes := 0
+		for _, n := range counts {
+			spikes += n
+			assert.InDelta(t, float64(c.spikes)/float64(len(Kinds())), n, 1)
+		}
+		assert.Equal(t, c.spikes, spikes)
+		if c.spikes >= 60 {
+			assert.Positive(t, lone)
+		}
+	}
+}

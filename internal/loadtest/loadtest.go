@@ -1,0 +1,183 @@
+// Package loadtest runs the distribution against a real server under load: it
+// starts both, sends normal requests and delayed ones, and compares the traces
+// that were kept with what was done to the requests. The demo prints its report;
+// the acceptance test holds it to numbers.
+//
+// The delays are things that happen to servers: their weights leave the page
+// cache, another process takes their CPU or holds a lock, a signal stops them, a
+// client reads slowly. Nothing in the server or the collector knows of them.
+package loadtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+)
+
+// Options say what to run.
+type Options struct {
+	Collector string // path of the distribution
+	Out       string // directory for spikes.jsonl and the logs
+	WarmUp    int    // normal requests before the first spike
+	Normal    int    // normal requests among the spikes
+	Spikes    int
+	Kinds     []stage.Stage // faults to inject, of Kinds
+	Delay     time.Duration // length of a fault, where it can be chosen
+	Log       io.Writer     // progress, in lines
+}
+
+// cpus divides the CPUs once per process, as it confines the process itself.
+var cpus = sync.OnceValues(func() (c struct {
+	server int
+	rest   []int
+}, err error,
+) {
+	if os.Geteuid() != 0 {
+		return c, errors.New("must run as root, as the receiver loads eBPF programs and the faults act on other processes: run it with sudo")
+	}
+	c.server, c.rest, err = splitCPUs()
+	if err != nil {
+		return c, err
+	}
+	return c, favour(os.Getpid(), c.rest...)
+})
+
+// Run does the whole run and leaves nothing running. An error means that it could
+// not be carried out; whether the outcome is good is the report's to tell.
+func Run(ctx context.Context, o Options) (_ *Report, err error) {
+	began := time.Now()
+	c, err := cpus()
+	if err != nil {
+		return nil, err
+	}
+	for _, kind := range o.Kinds {
+		if _, ok := faults[kind]; !ok {
+			return nil, fmt.Errorf("no fault causes %s: choose from %v", kind, Kinds())
+		}
+	}
+	if err := os.MkdirAll(o.Out, 0o755); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "ebpfllm-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	progress := func(format string, arguments ...any) { fmt.Fprintf(o.Log, format+"\n", arguments...) }
+
+	progress("building the example server")
+	binary, err := buildServer(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	progress("starting the collector and, on CPU %d alone, the server", c.server)
+	out, err := filepath.Abs(filepath.Join(o.Out, "spikes.jsonl"))
+	if err != nil {
+		return nil, err
+	}
+	col, err := startCollector(ctx, o.Collector, o.Out, out, filepath.Base(binary), c.rest)
+	if err != nil {
+		return nil, err
+	}
+	stopCollector := sync.OnceValue(col.process.stop)
+	defer func() { err = errors.Join(err, stopCollector()) }()
+	srv, err := startServer(ctx, server{
+		cpu: c.server, Weights: filepath.Join(dir, "weights.bin"), Lock: filepath.Join(dir, "slot.lock"),
+	}, o.Out, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + col.endpoint}, binary, "-listen", "127.0.0.1:0", "-dir", dir)
+	if err != nil {
+		return nil, err
+	}
+	stopServer := sync.OnceValue(srv.process.stop)
+	defer func() { err = errors.Join(err, stopServer()) }()
+
+	r := &rig{server: srv, client: newClient(srv.URL, true), delay: o.Delay}
+	defer r.client.close()
+	loadBegan := time.Now()
+	requests, missed, err := r.load(ctx, o, progress)
+	if err != nil {
+		return nil, err
+	}
+	progress("waiting for the last decisions")
+	decisionBegan := time.Now()
+	if err := col.waitForDecisions(ctx); err != nil {
+		return nil, err
+	}
+	losses, err := col.losses(ctx)
+	if err != nil {
+		return nil, err
+	}
+	decided := time.Now()
+	if err := errors.Join(stopServer(), stopCollector()); err != nil {
+		return nil, err
+	}
+	traces, err := readTraces(out)
+	if err != nil {
+		return nil, err
+	}
+	report := judge(requests, traces)
+	report.Missed, report.Losses = missed, losses
+	report.load, report.decision, report.total = decisionBegan.Sub(loadBegan), decided.Sub(decisionBegan), time.Since(began)
+	return report, nil
+}
+
+// load sends the warm-up and then the plan, one request after the other.
+func (r *rig) load(ctx context.Context, o Options, progress func(string, ...any)) (requests []*Request, missed int, err error) {
+	progress("warming up: %d normal requests", o.WarmUp)
+	var usual []time.Duration
+	for _, s := range plan(o.WarmUp, 0, nil) {
+		q, err := r.client.do(ctx, s.request, nil)
+		if err != nil {
+			return nil, 0, fmt.Errorf("normal request %d: %w", len(requests)+1, err)
+		}
+		requests = append(requests, &Request{sent: q})
+		// One like those that will be delayed, every now and then.
+		if len(requests)%20 == 0 {
+			q, err := r.client.do(ctx, streamed, nil)
+			if err != nil {
+				return nil, 0, fmt.Errorf("normal request %d: %w", len(requests)+1, err)
+			}
+			requests = append(requests, &Request{sent: q})
+			usual = append(usual, q.Latency)
+		}
+	}
+	if len(usual) == 0 {
+		return nil, 0, errors.New("the warm-up is too short: it needs 20 requests at least")
+	}
+	slices.Sort(usual)
+	r.usual = usual[len(usual)/2]
+
+	progress("a streamed answer takes %s; now %d normal requests with %d spikes among them", milliseconds(r.usual), o.Normal, o.Spikes)
+	for _, s := range plan(o.Normal, o.Spikes, o.Kinds) {
+		if s.fault == stage.Unknown {
+			q, err := r.client.do(ctx, s.request, nil)
+			if err != nil {
+				return nil, 0, fmt.Errorf("normal request: %w", err)
+			}
+			requests = append(requests, &Request{sent: q})
+			continue
+		}
+		for attempt := 1; ; attempt++ {
+			q, taken, err := faults[s.fault].strike(ctx, r, s.request)
+			if err != nil {
+				return nil, 0, fmt.Errorf("request with %s: %w", s.fault, err)
+			}
+			if taken >= MinStall {
+				requests = append(requests, &Request{sent: q, Fault: s.fault, Lone: s.lone, Taken: taken})
+				break
+			}
+			requests = append(requests, &Request{sent: q})
+			if missed++; attempt == 5 {
+				return nil, 0, fmt.Errorf("%s: five attempts delayed the server by less than %v", s.fault, MinStall)
+			}
+		}
+	}
+	return requests, missed, nil
+}

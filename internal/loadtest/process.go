@@ -1,0 +1,185 @@
+package loadtest
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// process is a child with its output in a file.
+type process struct {
+	name   string
+	cmd    *exec.Cmd
+	log    string
+	exited chan struct{} // closed when it has ended, after err is set
+	err    error
+}
+
+// startProcess starts a command on the given CPUs. Its output goes to the file
+// log. It ends with this process at the latest.
+func startProcess(name, log string, cpus []int, env []string, path string, args ...string) (*process, error) {
+	file, err := os.Create(log)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	p := &process{name: name, log: log, exited: make(chan struct{}), cmd: exec.Command(path, args...)}
+	p.cmd.Stdout, p.cmd.Stderr = file, file
+	p.cmd.Env = append(os.Environ(), env...)
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+
+	started := make(chan error)
+	go func() {
+		// The child inherits this thread's CPUs and dies with the thread, so
+		// the thread waits for it. It ends with the goroutine.
+		runtime.LockOSThread()
+		var set unix.CPUSet
+		for _, cpu := range cpus {
+			set.Set(cpu)
+		}
+		err := unix.SchedSetaffinity(0, &set)
+		if err == nil {
+			err = p.cmd.Start()
+		}
+		started <- err
+		if err == nil {
+			p.err = p.cmd.Wait()
+			close(p.exited)
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	return p, nil
+}
+
+func (p *process) pid() int { return p.cmd.Process.Pid }
+
+// waitFor returns when the condition holds. It fails with the tail of the log
+// when the process ends first or ctx does.
+func (p *process) waitFor(ctx context.Context, what string, condition func() bool) error {
+	for !condition() {
+		select {
+		case <-p.exited:
+			return fmt.Errorf("%s ended before it was %s (%w); the end of %s:\n%s", p.name, what, p.err, p.log, p.tail())
+		case <-ctx.Done():
+			return fmt.Errorf("%s was not %s in time (%w); the end of %s:\n%s", p.name, what, context.Cause(ctx), p.log, p.tail())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// stop ends the process by SIGTERM, and by SIGKILL after ten seconds. It fails
+// when the process did not end well.
+func (p *process) stop() error {
+	select {
+	case <-p.exited:
+	default:
+		p.cmd.Process.Signal(syscall.SIGCONT)
+		p.cmd.Process.Signal(syscall.SIGTERM)
+	}
+	select {
+	case <-p.exited:
+	case <-time.After(10 * time.Second):
+		p.cmd.Process.Kill()
+		<-p.exited
+		return fmt.Errorf("%s did not end within 10 s of SIGTERM; the end of %s:\n%s", p.name, p.log, p.tail())
+	}
+	if p.err != nil {
+		return fmt.Errorf("%s: %w; the end of %s:\n%s", p.name, p.err, p.log, p.tail())
+	}
+	return nil
+}
+
+// tail is the end of the log.
+func (p *process) tail() string {
+	const lines, size = 20, 16 << 10
+	file, err := os.Open(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err == nil && info.Size() > size {
+		file.Seek(-size, io.SeekEnd)
+	}
+	text, err := io.ReadAll(file)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// logLine returns what follows the prefix in the first log line that has it.
+func (p *process) logLine(prefix string) (rest string, found bool) {
+	file, err := os.Open(p.log)
+	if err != nil {
+		return "", false
+	}
+	defer file.Close()
+	scanner := bufio.NewScanner(file)
+	for scanner.Scan() {
+		if rest, ok := strings.CutPrefix(scanner.Text(), prefix); ok {
+			return rest, true
+		}
+	}
+	return "", false
+}
+
+// splitCPUs gives the server the last CPU that this process may use, and itself
+// and the collector the others, so that a busy server CPU slows the server only.
+func splitCPUs() (server int, rest []int, err error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return 0, nil, err
+	}
+	var cpus []int
+	for cpu := range len(set) * 64 {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	if len(cpus) < 2 {
+		return 0, nil, errors.New("needs two CPUs, one for the server alone; this process may use only one")
+	}
+	return cpus[len(cpus)-1], cpus[:len(cpus)-1], nil
+}
+
+// favour moves a process to the given CPUs and gives it precedence over the
+// other work of this machine, by a nice value of -10. Threads to come inherit
+// both.
+func favour(pid int, cpus ...int) error {
+	const nice = -10
+	var set unix.CPUSet
+	for _, cpu := range cpus {
+		set.Set(cpu)
+	}
+	for range 2 { // threads may be born while we look, of one that we did not see yet
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		if err != nil {
+			return err
+		}
+		for _, thread := range threads {
+			var tid int
+			if _, err := fmt.Sscan(thread.Name(), &tid); err != nil {
+				return err
+			}
+			err := errors.Join(unix.SchedSetaffinity(tid, &set), unix.Setpriority(unix.PRIO_PROCESS, tid, nice))
+			if err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("move thread %d to CPUs %v with nice %d: %w", tid, cpus, nice, err)
+			}
+		}
+	}
+	return nil
+}
