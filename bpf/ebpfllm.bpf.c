@@ -8,6 +8,7 @@
 #include "lock.bpf.c"
 #include "tcp_receive.bpf.c"
 #include "tcp_send.bpf.c"
+#include "tcp_state.bpf.c"
 
 /* Types that Go takes from here. */
 const struct head_record *head_record_type __attribute__((unused));

@@ -11,63 +11,6 @@
 
 #define MSG_PEEK 2
 
-/* A connection to a tracked port is established; a process begins to listen; a connection ends. */
-SEC("tp_btf/inet_sock_set_state")
-int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
-{
-	struct close_record r = {};
-	struct conn *c;
-
-	if (sk->__sk_common.skc_family != AF_INET && sk->__sk_common.skc_family != AF_INET6)
-		return 0;
-	if (new_state == TCP_LISTEN) {
-		struct task_struct *task = bpf_get_current_task_btf();
-		struct port_key key = {
-			.netns = sk->__sk_common.skc_net.net->ns.inum,
-			.port = sk->__sk_common.skc_num,
-		};
-		__u32 pid = task->tgid;
-		if (bpf_task_storage_get(&threads, task, 0, 0) && bpf_map_update_elem(&ports, &key, &pid, BPF_ANY))
-			count(FULL_PORTS);
-		process_record(RECORD_LISTEN, pid, 0, key.netns, key.port);
-		return 0;
-	}
-	if (old_state == TCP_SYN_RECV && new_state == TCP_ESTABLISHED) {
-		struct arrival a = {};
-		__u64 key = (__u64)sk;
-
-		if (!port_tracked(sk))
-			return 0;
-		c = bpf_sk_storage_get(&conns, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-		if (!c) {
-			count(FULL_SOCKETS);
-			return 0;
-		}
-		conn_init(c, sk);
-		c->established = bpf_ktime_get_ns();
-		a.cookie = c->cookie;
-		bpf_map_update_elem(&arrivals, &key, &a, BPF_ANY);
-		return 0;
-	}
-	if (new_state != TCP_FIN_WAIT1 && new_state != TCP_LAST_ACK && new_state != TCP_CLOSE)
-		return 0;
-	c = bpf_sk_storage_get(&conns, sk, 0, 0);
-	if (!c || !c->seq)
-		return 0;
-	r.r.kind = RECORD_CLOSE;
-	r.r.cookie = c->cookie;
-	r.r.seq = c->seq;
-	r.r.time = bpf_ktime_get_ns();
-	r.lane = c->lane.goroutine ? c->lane.id : 0;
-	r.flags = (clock_running(c->send) || clock_running(c->qdisc) ? 0 : CLOSE_DRAINED) |
-		  (new_state == TCP_CLOSE ? CLOSE_FINAL : 0) | (c->lost ? CLOSE_LOST : 0);
-	send_up(&r, sizeof(r), LOST_CLOSE);
-	/* a connection's goroutine ends with it; a thread's lane with the thread */
-	if (new_state == TCP_CLOSE && c->lane.goroutine)
-		bpf_map_delete_elem(&lanes, &c->lane);
-	return 0;
-}
-
 /* accept(2) returned a connection: the end of accept_queue. The number is checked first: every process passes here. */
 SEC("tp_btf/sys_exit")
 int BPF_PROG(accept_exit, struct pt_regs *regs, long ret)

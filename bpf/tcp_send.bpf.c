@@ -167,7 +167,7 @@ static __always_inline void progress(struct conn *c, __u64 at, __u64 now)
 	struct progress_record *p = bpf_map_lookup_elem(&progress_buffer, &zero);
 	struct lane *l = conn_lane(c);
 
-	if (!p || !c->responding)
+	if (!p)
 		return;
 	conn_settle(c, l, now);
 	p->r.kind = RECORD_PROGRESS;

@@ -1,0 +1,98 @@
+package assemble
+
+import (
+	"slices"
+
+	"github.com/ebpfllm/ebpfllm/internal/probe"
+)
+
+// occurrence gives a stretch of a stage to whom it delayed: the request of its
+// socket, or every request in flight on its lane.
+func (a *Assembler) occurrence(e *probe.Occurrence) {
+	if e.Cookie == 0 {
+		for _, r := range a.lanes[e.Lane] {
+			a.deliver(r, e)
+		}
+		return
+	}
+	c := a.conn(&e.Socket)
+	if c == nil || c.ignored {
+		return
+	}
+	if r := c.request; r != nil && r.begun && (e.Seq == 0 || e.Seq == r.Seq) && e.Start >= r.Start {
+		a.deliver(r, e)
+		return
+	}
+	// the request that it belongs to has not been read yet
+	if len(c.pending) < MaxPending {
+		c.pending = append(c.pending, *e)
+	}
+}
+
+// deliver gives on the parts of an occurrence that lie within the request and
+// that no earlier one has taken: occurrences of a request never overlap.
+func (a *Assembler) deliver(r *request, e *probe.Occurrence) {
+	start := e.Start
+	if e.Cookie == 0 {
+		start = max(start, r.FirstRead) // before it, what the thread does is not this request's
+	}
+	start = max(start, r.Start)
+	shared := 1
+	if e.Cookie == 0 {
+		shared = len(a.lanes[e.Lane])
+	}
+	left := e.Duration
+	for _, piece := range r.spans.take(start, e.Time) {
+		duration := min(left, int64(piece.end-piece.start))
+		left -= duration
+		if duration < max(a.cfg.MinDuration, 1) {
+			continue
+		}
+		if r.count == MaxOccurrences {
+			r.problem(IncompleteSpans)
+			return
+		}
+		r.count++
+		a.sink.Occurrence(&Occurrence{
+			Key: r.Key, PID: r.PID, TID: e.TID, Stage: e.Stage, Start: piece.start, End: piece.end,
+			Duration: duration, Syscall: e.Syscall, Major: e.Major, SharedBy: shared,
+		})
+	}
+}
+
+type interval struct{ start, end uint64 }
+
+// intervals are disjoint and sorted.
+type intervals []interval
+
+// take returns the parts of [start, end) that are still free, and occupies them.
+func (s *intervals) take(start, end uint64) []interval {
+	var free []interval
+	// those that end before start are no matter
+	i, _ := slices.BinarySearchFunc(*s, start, func(v interval, t uint64) int {
+		if v.end <= t {
+			return -1
+		}
+		return 1
+	})
+	at := start
+	j := i
+	for ; j < len(*s) && (*s)[j].start < end; j++ {
+		if v := (*s)[j]; v.start > at {
+			free = append(free, interval{at, v.start})
+		}
+		at = max(at, (*s)[j].end)
+	}
+	if at < end {
+		free = append(free, interval{at, end})
+	}
+	if len(free) == 0 {
+		return nil
+	}
+	merged := interval{start, end}
+	if i < j {
+		merged = interval{min(start, (*s)[i].start), max(end, (*s)[j-1].end)}
+	}
+	*s = slices.Replace(*s, i, j, merged)
+	return free
+}

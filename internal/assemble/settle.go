@@ -1,0 +1,89 @@
+package assemble
+
+import (
+	"slices"
+
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+)
+
+// settle turns the last reading into the request's result: stages that do not
+// overlap and sum, with Unattributed, to its wall time.
+func (r *request) settle(unavailable []stage.Stage) {
+	p := &r.last
+	r.End = max(p.Time, r.Start)
+	r.BytesIn, r.BytesOut = p.Received, p.Sent
+	r.Streaming = r.response != nil && (r.response.EventStream || r.response.Chunked && r.Chunks > 1)
+	r.MajorFault = max(p.Major, 0)
+	r.quantiles()
+
+	r.Missing = slices.Clone(unavailable)
+	if p.NoLane {
+		// what the serving thread did is not known, or not all of it
+		for s := stage.CPU; s <= stage.Wait; s++ {
+			r.miss(s)
+		}
+	}
+	if p.NoAccept {
+		r.miss(stage.AcceptQueue)
+	}
+	slices.Sort(r.Missing)
+
+	r.Exclusive, r.Plain = p.Exclusive, p.Plain
+	r.Exclusive[stage.Unknown], r.Exclusive[stage.Unattributed] = 0, 0
+	var sum int64
+	for s := range r.Exclusive {
+		r.Exclusive[s] = max(r.Exclusive[s], 0)
+		if slices.Contains(r.Missing, stage.Stage(s)) {
+			r.Exclusive[s], r.Plain[s] = 0, 0
+		}
+		sum += r.Exclusive[s]
+	}
+	wall := int64(r.End - r.Start)
+	// The reading is taken some microseconds after the last byte left, when the
+	// call returns: what it has too much is the processor time of the return.
+	for _, s := range slices.Backward(trim) {
+		if sum <= wall {
+			break
+		}
+		cut := min(r.Exclusive[s], sum-wall)
+		r.Exclusive[s] -= cut
+		sum -= cut
+	}
+	r.Exclusive[stage.Unattributed] = wall - sum
+	r.MajorFault = min(r.MajorFault, r.Exclusive[stage.PageFault])
+
+	if p.Lost {
+		r.problem(IncompleteLost)
+	}
+	if p.ThrottleUnknown && r.Exclusive[stage.RunQueue] > 0 && !slices.Contains(r.Missing, stage.RunQueue) {
+		r.problem(IncompleteThrottled)
+	}
+	slices.Sort(r.problems)
+	r.Incomplete = r.problems
+}
+
+// trim lists the stages in the order in which they keep their time when the sum
+// is too large: the processor's first to give, then the weakest claims.
+var trim = func() []stage.Stage {
+	order := slices.DeleteFunc(slices.Clone(stage.Precedence), func(s stage.Stage) bool { return s == stage.CPU })
+	return append(order, stage.CPU)
+}()
+
+func (r *request) miss(s stage.Stage) {
+	if !slices.Contains(r.Missing, s) {
+		r.Missing = append(r.Missing, s)
+	}
+}
+
+// quantiles of the gaps, by the nearest rank, exact over GapValues.
+func (r *request) quantiles() {
+	if len(r.GapValues) == 0 {
+		return
+	}
+	sorted := slices.Sorted(slices.Values(r.GapValues))
+	rank := func(q float64) int64 {
+		i := int(q*float64(len(sorted))+0.9999999) - 1
+		return sorted[min(max(i, 0), len(sorted)-1)]
+	}
+	r.Gaps.P50, r.Gaps.P99 = rank(0.50), rank(0.99)
+}
