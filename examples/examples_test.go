@@ -49,6 +49,8 @@ func TestAMistakeInAnExampleIsNamed(t *testing.T) {
 	for _, tc := range []struct{ name, change, want string }{
 		{"unknown component", "yaml:exporters::otlp_pigeon::endpoint: loft", "otlp_pigeon"},
 		{"unknown option of the receiver", "yaml:receivers::ebpfllm::min_durration: 1ms", "min_durration"},
+		{"unknown stage", "yaml:receivers::ebpfllm::stages::page_falt::enabled: false", "page_falt"},
+		{"negative duration", "yaml:processors::spike_sampling::decision_wait: -1s", "decision_wait"},
 		{"unknown option of the processor", "yaml:processors::spike_sampling::decision_weight: 30s", "decision_weight"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

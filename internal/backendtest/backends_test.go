@@ -241,7 +241,7 @@ func startCollector(t *testing.T, j jaeger, v victoriaMetrics) string {
 		"--config=../../examples/jaeger/config.yaml", "--config=../../examples/victoriametrics/config.yaml",
 		// What the examples leave at defaults that are long for a test.
 		"--config=yaml:receivers::ebpfllm::collection_interval: 1s",
-		"--config=yaml:processors::spike_sampling::decision_wait: 2s",
+		"--config=yaml:processors::spike_sampling::decision_wait_after_root_received: 1s",
 		"--config=yaml:extensions::health_check::endpoint: "+health,
 		"--config=yaml:service::extensions: [health_check]",
 		"--config=yaml:service::telemetry::metrics::level: none")
