@@ -47,6 +47,14 @@ static __always_inline struct lane *conn_lane(struct conn *c)
 	return c->lane.id ? bpf_map_lookup_elem(&lanes, &c->lane) : 0;
 }
 
+/* How long the process of a goroutine's lane has been stopped as a whole. */
+static __always_inline __s64 conn_stopped(struct conn *c, __u64 now)
+{
+	struct stop *s = c->lane.goroutine ? bpf_map_lookup_elem(&stops, &c->lane.tgid) : 0;
+
+	return s ? clock_read(s->clock, now) : 0;
+}
+
 /* Moves the socket to its present exclusive stage, charging the last one with what the lane waited in it. */
 static __always_inline void conn_settle(struct conn *c, struct lane *l, __u64 now)
 {

@@ -100,6 +100,7 @@ type KernelConn struct {
 	BodyWait      int64
 	BodyReceive   int64
 	Body          int64
+	BaseStopped   int64
 	Base          [11]int64
 	BaseMajor     int64
 	Done          [16]int64
@@ -318,6 +319,12 @@ const (
 	KernelStageSTAGE_COUNT         KernelStage = 16
 )
 
+type KernelStop struct {
+	_     structs.HostLayout
+	Clock int64
+	Since uint64
+}
+
 type KernelThread struct {
 	_              structs.HostLayout
 	Tgid           uint32
@@ -332,6 +339,8 @@ type KernelThread struct {
 	Throttled      uint64
 	CfsRq          uint64
 	WokenFor       uint64
+	QueuedFrom     uint64
+	QueuedTo       uint64
 	WokenRunQueue  int64
 	WokenThrottled int64
 	Syscall        int32
@@ -355,6 +364,7 @@ const (
 	KernelMapProcesses            = "processes"
 	KernelMapProgressBuffer       = "progress_buffer"
 	KernelMapRing                 = "ring"
+	KernelMapStops                = "stops"
 	KernelMapThreads              = "threads"
 	KernelProgAcceptExit          = "accept_exit"
 	KernelProgContentionBegin     = "contention_begin"
@@ -470,6 +480,7 @@ type KernelMapSpecs struct {
 	Processes      *ebpf.MapSpec `ebpf:"processes"`
 	ProgressBuffer *ebpf.MapSpec `ebpf:"progress_buffer"`
 	Ring           *ebpf.MapSpec `ebpf:"ring"`
+	Stops          *ebpf.MapSpec `ebpf:"stops"`
 	Threads        *ebpf.MapSpec `ebpf:"threads"`
 }
 
@@ -523,6 +534,7 @@ type KernelMaps struct {
 	Processes      *ebpf.Map `ebpf:"processes"`
 	ProgressBuffer *ebpf.Map `ebpf:"progress_buffer"`
 	Ring           *ebpf.Map `ebpf:"ring"`
+	Stops          *ebpf.Map `ebpf:"stops"`
 	Threads        *ebpf.Map `ebpf:"threads"`
 }
 
@@ -538,6 +550,7 @@ func (m *KernelMaps) Close() error {
 		m.Processes,
 		m.ProgressBuffer,
 		m.Ring,
+		m.Stops,
 		m.Threads,
 	)
 }

@@ -58,6 +58,35 @@ static __always_inline void lane_to(struct lane *l, __u32 state, __u64 now)
 	l->since = now;
 }
 
+/* Sends up one stretch of a stage, if it is long enough. Without a socket or an owner it is the whole process's. */
+static __always_inline void occurrence_of(struct thread *t, __u64 owner, struct lane *l, __u64 cookie, __u32 stage,
+					  __u64 start, __u64 end, __s64 duration, __u32 flags)
+{
+	struct occurrence_record o = {};
+
+	if (duration < (__s64)min_duration)
+		return;
+	o.r.kind = RECORD_OCCURRENCE;
+	o.r.cookie = cookie;
+	o.r.time = end;
+	o.start = start;
+	o.duration = duration;
+	o.lane = owner;
+	o.pid = t->tgid;
+	o.tid = t->tid;
+	o.stage = stage;
+	o.syscall = stage == STAGE_RUN_QUEUE || stage == STAGE_THROTTLED ? -1 : t->syscall;
+	o.flags = flags;
+	if (!send_up(&o, sizeof(o), LOST_OCCURRENCE) && l)
+		l->lost++;
+}
+
+static __always_inline void occurrence(struct thread *t, struct lane *l, __u64 cookie, __u32 stage, __u64 start,
+				       __u64 end, __s64 duration, __u32 flags)
+{
+	occurrence_of(t, t->owner, l, cookie, stage, start, end, duration, flags);
+}
+
 /*
  * An event on thread t that is working for owner: brings the lane it worked for
  * before and the one it works for now up to date, and returns the latter (NULL
@@ -80,10 +109,21 @@ static __always_inline struct lane *lane_sync(struct thread *t, __u64 owner, __u
 	if (l && l->tid != t->tid) {
 		/* it came onto this thread at some time since the thread's last event */
 		__u64 from = t->seen > l->since ? t->seen : l->since;
-		if (l->state == STAGE_WAIT)
-			lane_to(l, STAGE_CPU, from);
-		else
+		if (l->state != STAGE_WAIT) {
 			lane_to(l, STAGE_CPU, now);
+		} else if (t->queued_to && t->queued_from > l->since) {
+			/*
+			 * The thread was woken, had to queue, and then took this goroutine up without sleeping in
+			 * between: the queue is what the goroutine waited for last.
+			 */
+			lane_to(l, STAGE_RUN_QUEUE, t->queued_from);
+			lane_to(l, STAGE_CPU, t->queued_to);
+			occurrence(t, l, 0, STAGE_RUN_QUEUE, t->queued_from, t->queued_to,
+				   t->queued_to - t->queued_from, 0);
+		} else {
+			lane_to(l, STAGE_CPU, from);
+		}
+		t->queued_to = 0;
 		l->tid = t->tid;
 	}
 	t->seen = now;
@@ -118,29 +158,6 @@ static __always_inline __s64 lane_read(struct lane *l, __u32 stage, __u64 now)
 	if (l->state == stage && now > l->since)
 		v += now - l->since;
 	return v;
-}
-
-/* Sends up one stretch of a stage, if it is long enough. */
-static __always_inline void occurrence(struct thread *t, struct lane *l, __u64 cookie, __u32 stage, __u64 start,
-				       __u64 end, __s64 duration, __u32 flags)
-{
-	struct occurrence_record o = {};
-
-	if (duration < (__s64)min_duration)
-		return;
-	o.r.kind = RECORD_OCCURRENCE;
-	o.r.cookie = cookie;
-	o.r.time = end;
-	o.start = start;
-	o.duration = duration;
-	o.lane = t->owner;
-	o.pid = t->tgid;
-	o.tid = t->tid;
-	o.stage = stage;
-	o.syscall = stage == STAGE_RUN_QUEUE || stage == STAGE_THROTTLED ? -1 : t->syscall;
-	o.flags = flags;
-	if (!send_up(&o, sizeof(o), LOST_OCCURRENCE) && l)
-		l->lost++;
 }
 
 #endif

@@ -11,7 +11,8 @@
 #include "lane.h"
 #include "syscalls_x86.h"
 
-#define TASK_STOPPED_OR_TRACED (0x4 | 0x8)
+#define TASK_STOPPED 0x4
+#define TASK_STOPPED_OR_TRACED (TASK_STOPPED | 0x8)
 #define TASK_FROZEN 0x8000
 #define S_IFMT 0170000
 #define S_IFSOCK 0140000
@@ -106,6 +107,30 @@ static __always_inline __u32 class_of(struct thread *t, struct task_struct *prev
 	return class_of_syscall(prev, regs, nr);
 }
 
+/* A thread of a process that is stopped as a whole stops: the first one starts the process's clock. */
+static __always_inline void process_stops(struct thread *t, __u64 now)
+{
+	struct stop *s = bpf_map_lookup_elem(&stops, &t->tgid), first = { .clock = -(__s64)now, .since = now };
+
+	if (!s) {
+		bpf_map_update_elem(&stops, &t->tgid, &first, BPF_NOEXIST);
+	} else if (!clock_running(s->clock)) {
+		clock_start(&s->clock, now);
+		s->since = now;
+	}
+}
+
+/* … and the first to be continued stops it. */
+static __always_inline void process_continues(struct thread *t, __u64 now)
+{
+	struct stop *s = bpf_map_lookup_elem(&stops, &t->tgid);
+
+	if (!s || !clock_running(s->clock))
+		return;
+	clock_stop(&s->clock, now);
+	occurrence_of(t, 0, 0, 0, STAGE_STOPPED, s->since, now, now - s->since, 0);
+}
+
 static __always_inline void switched_out(struct task_struct *prev, int preempted, __u64 now)
 {
 	struct thread *t = bpf_task_storage_get(&threads, prev, 0, 0);
@@ -121,6 +146,10 @@ static __always_inline void switched_out(struct task_struct *prev, int preempted
 	t->class = class;
 	t->off = 1;
 	t->out = now;
+	if (class != STAGE_RUN_QUEUE)
+		t->queued_to = 0;
+	if (class == STAGE_STOPPED && (t->process.flags & PROCESS_GO) && (prev->__state & TASK_STOPPED))
+		process_stops(t, now);
 	if (!l && !t->woken_for)
 		return;
 	t->cfs_rq = (__u64)prev->se.cfs_rq;
@@ -140,6 +169,10 @@ static __always_inline void switched_in(struct task_struct *next, __u64 now)
 		return;
 	t->off = 0;
 	t->seen = now;
+	if (t->class != STAGE_RUN_QUEUE && t->wake > t->out) {
+		t->queued_from = t->wake;
+		t->queued_to = now;
+	}
 	l = lane_of(t, t->owner);
 	if (l && l->tid != t->tid)
 		l = 0;
@@ -216,6 +249,8 @@ int BPF_PROG(sched_waking, struct task_struct *task)
 	}
 	if (!t->off || t->class == STAGE_RUN_QUEUE)
 		return 0;
+	if (t->class == STAGE_STOPPED)
+		process_continues(t, now);
 	l = lane_of(t, t->owner);
 	if (!l || l->tid != t->tid || l->state != t->class)
 		return 0;

@@ -52,6 +52,7 @@ struct thread {
 	__u64 throttled; /* cfs_rq->throttled_clock_pelt_time when it left the CPU */
 	__u64 cfs_rq;	 /* the run queue that was read from */
 	__u64 woken_for; /* cookie of the socket whose data woke it; until it reads or sleeps */
+	__u64 queued_from, queued_to; /* its last wait in the run queue after a sleep, until it sleeps again or a goroutine resumes on it */
 	__s64 woken_run_queue;
 	__s64 woken_throttled;
 	__s32 syscall;	 /* it blocked in; -1 none */
@@ -122,6 +123,7 @@ struct conn {
 	__s64 body_wait; /* the lane's wait clock at the first read */
 	__s64 body_receive; /* done[STAGE_RECEIVE_QUEUE] at the first read */
 	__s64 body;	 /* waiting for the body since, exclusive */
+	__s64 base_stopped; /* the process's stopped clock at the first read, for a goroutine */
 	__s64 base[THREAD_STAGES], base_major;
 	__s64 done[STAGE_COUNT], done_major; /* before the first read, and on earlier lanes */
 	__s64 plain[SOCKET_STAGES];
@@ -135,6 +137,22 @@ struct {
 	__type(key, __u32);
 	__type(value, struct process);
 } processes SEC(".maps");
+
+/*
+ * Processes stopped as a whole (SIGSTOP), by tgid: a goroutine that is on no
+ * thread is stopped with them. 1024: processes that were ever stopped while
+ * tracked; LRU, since a lost one costs a label.
+ */
+struct stop {
+	__s64 clock;
+	__u64 since;
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, struct stop);
+} stops SEC(".maps");
 
 /* Listening ports of tracked processes, by network namespace. 4096: one per listener. */
 struct port_key {

@@ -139,6 +139,7 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 	if (l) {
 		conn_take_lane(c, l, now);
 		c->body_wait = c->lane_wait;
+		c->base_stopped = conn_stopped(c, now);
 	} else {
 		c->no_lane = 1;
 	}

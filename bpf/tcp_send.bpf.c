@@ -200,6 +200,16 @@ static __always_inline void progress(struct conn *c, __u64 at, __u64 now)
 		if (l->throttle_unknown)
 			p->flags |= PROGRESS_THROTTLE_UNKNOWN;
 	}
+	/* a goroutine on no thread waits, but not while the process is stopped */
+	if (c->lane.goroutine) {
+		__s64 stopped = conn_stopped(c, now) - c->base_stopped - p->exclusive[STAGE_STOPPED];
+		if (stopped > p->exclusive[STAGE_WAIT])
+			stopped = p->exclusive[STAGE_WAIT];
+		if (stopped > 0) {
+			p->exclusive[STAGE_STOPPED] += stopped;
+			p->exclusive[STAGE_WAIT] -= stopped;
+		}
+	}
 	/* what the socket took over from the lane's waiting */
 	p->exclusive[STAGE_WAIT] -= c->body + (c->done[STAGE_RECEIVE_QUEUE] - c->body_receive) + c->done[STAGE_SEND_BUFFER] +
 				    c->done[STAGE_QDISC];

@@ -250,7 +250,7 @@ func (a *Assembler) begin(c *conn, lane probe.Lane) {
 	a.enter(r, lane)
 	for i := range c.pending {
 		if c.pending[i].Time >= r.Start {
-			a.deliver(r, &c.pending[i])
+			a.deliver(r, &c.pending[i], 1)
 		}
 	}
 	c.pending = nil

@@ -1,6 +1,7 @@
 package assemble
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/ebpfllm/ebpfllm/internal/probe"
@@ -10,9 +11,7 @@ import (
 // socket, or every request in flight on its lane.
 func (a *Assembler) occurrence(e *probe.Occurrence) {
 	if e.Cookie == 0 {
-		for _, r := range a.lanes[e.Lane] {
-			a.deliver(r, e)
-		}
+		a.everyone(e)
 		return
 	}
 	c := a.conn(&e.Socket)
@@ -20,7 +19,7 @@ func (a *Assembler) occurrence(e *probe.Occurrence) {
 		return
 	}
 	if r := c.request; r != nil && r.begun && (e.Seq == 0 || e.Seq == r.Seq) && e.Start >= r.Start {
-		a.deliver(r, e)
+		a.deliver(r, e, 1)
 		return
 	}
 	// the request that it belongs to has not been read yet
@@ -29,18 +28,33 @@ func (a *Assembler) occurrence(e *probe.Occurrence) {
 	}
 }
 
+// everyone gives an occurrence to all requests in flight on its lane, or in its
+// process where it has none.
+func (a *Assembler) everyone(e *probe.Occurrence) {
+	var delayed []*request
+	if e.Lane != (probe.Lane{}) {
+		delayed = a.lanes[e.Lane]
+	} else {
+		for lane, on := range a.lanes {
+			if lane.PID == e.PID {
+				delayed = append(delayed, on...)
+			}
+		}
+		slices.SortFunc(delayed, func(x, y *request) int { return cmp.Or(cmp.Compare(x.Cookie, y.Cookie), cmp.Compare(x.Seq, y.Seq)) })
+	}
+	for _, r := range delayed {
+		a.deliver(r, e, len(delayed))
+	}
+}
+
 // deliver gives on the parts of an occurrence that lie within the request and
 // that no earlier one has taken: occurrences of a request never overlap.
-func (a *Assembler) deliver(r *request, e *probe.Occurrence) {
+func (a *Assembler) deliver(r *request, e *probe.Occurrence, shared int) {
 	start := e.Start
 	if e.Cookie == 0 {
 		start = max(start, r.FirstRead) // before it, what the thread does is not this request's
 	}
 	start = max(start, r.Start)
-	shared := 1
-	if e.Cookie == 0 {
-		shared = len(a.lanes[e.Lane])
-	}
 	left := e.Duration
 	for _, piece := range r.spans.take(start, e.Time) {
 		duration := min(left, int64(piece.end-piece.start))

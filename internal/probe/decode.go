@@ -83,7 +83,7 @@ func decode(raw []byte) (Event, error) {
 			return nil, fmt.Errorf("occurrence of stage %d, which is no stall", o.Stage)
 		}
 		return &Occurrence{
-			Socket: socket, Lane: lane(o.Pid, o.Lane), TID: o.Tid, Stage: s, Start: o.Start, Duration: int64(o.Duration),
+			Socket: socket, PID: o.Pid, Lane: lane(o.Pid, o.Lane), TID: o.Tid, Stage: s, Start: o.Start, Duration: int64(o.Duration),
 			Syscall: o.Syscall, Major: bpf.KernelOccurrenceFlags(o.Flags)&bpf.KernelOccurrenceFlagsOCCURRENCE_MAJOR != 0,
 		}, nil
 	case bpf.KernelRecordKindRECORD_CLOSE:

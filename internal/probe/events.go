@@ -78,9 +78,11 @@ type Progress struct {
 }
 
 // Occurrence is a stretch of one stage that ended at Time. It belongs to a
-// request (Cookie is not 0) or to all requests in flight on its lane.
+// request (Cookie is not 0), to all requests in flight on its lane, or without a
+// lane to all of its process.
 type Occurrence struct {
 	Socket
+	PID      uint32
 	Lane     Lane
 	TID      uint32
 	Stage    stage.Stage
