@@ -1,0 +1,331 @@
+package spikesamplingprocessor
+
+import (
+	"bytes"
+	"container/heap"
+	"time"
+	"unsafe"
+
+	"go.opentelemetry.io/collector/pdata/pcommon"
+
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+)
+
+// resource is an interned resource: spans of many traces share it.
+type resource struct {
+	bytes   string // a TracesData with the resource alone
+	service string
+	refs    int // scopes
+}
+
+// scope is an interned scope of a resource.
+type scope struct {
+	resource *resource
+	bytes    string // a TracesData with resource and scope, no spans
+	kernel   bool
+	refs     int // records
+}
+
+// trace is a buffered, undecided trace. Times are nanoseconds since the epoch,
+// by the processor's clock.
+type trace struct {
+	id      pcommon.TraceID
+	records []record
+	index   map[pcommon.SpanID]int32 // of records, once there are many
+	stalls  []stall
+	spikes  []*spike
+
+	first, last int64 // arrival of the first and the last span
+	rootAt      int64 // arrival of the last span that may be a local root, 0 if none
+	due         int64 // when to look whether it is ready
+	seq         uint64
+	rv          uint64 // explicit randomness plus one, 0 if none
+	bytes       int
+	heapIndex   int
+	prev, next  *trace // by arrival
+	statuses    uint8  // bit per status code seen
+	roles       role   // of all records
+	foreignRoot bool   // a possible root other than the receiver's own
+}
+
+// stall is the longest occurrence of a stage in a kernel.request: it gives a
+// spike its time.
+type stall struct {
+	request  pcommon.SpanID
+	stage    stage.Stage
+	end      int64
+	duration int64
+}
+
+// What a trace, a record and an interned string cost beyond their own bytes:
+// the structs, the map entries and the allocator's rounding (about an eighth).
+const (
+	traceOverhead  = int(unsafe.Sizeof(trace{})) + 64
+	recordOverhead = int(unsafe.Sizeof(record{})) + 32
+	internOverhead = 160
+	spikeOverhead  = 400
+	stallOverhead  = int(unsafe.Sizeof(stall{}))
+	indexOverhead  = 24 // a span's entry in index
+)
+
+// manySpans is the size from which a trace's spans are found by a map.
+const manySpans = 64
+
+// buffer holds the undecided traces.
+type buffer struct {
+	traces      map[pcommon.TraceID]*trace
+	due         dueHeap
+	first, last *trace // by arrival
+	seq         uint64
+	bytes       int // of traces, what is interned for them, and the outbox
+	resources   map[string]*resource
+	scopes      map[string]*scope
+}
+
+func newBuffer() buffer {
+	return buffer{
+		traces:    map[pcommon.TraceID]*trace{},
+		resources: map[string]*resource{},
+		scopes:    map[string]*scope{},
+	}
+}
+
+// intern returns the scope of e. It must get a record or be released.
+func (b *buffer) intern(e *env) *scope {
+	if s, ok := b.scopes[e.scope]; ok {
+		return s
+	}
+	r, ok := b.resources[e.resource]
+	if !ok {
+		r = &resource{bytes: e.resource, service: e.service}
+		b.resources[e.resource] = r
+		b.bytes += len(r.bytes) + internOverhead
+	}
+	s := &scope{resource: r, bytes: e.scope, kernel: e.kernel}
+	b.scopes[e.scope] = s
+	b.bytes += len(s.bytes) + internOverhead
+	r.refs++
+	return s
+}
+
+// release forgets s if no record refers to it.
+func (b *buffer) release(s *scope) {
+	if s.refs > 0 || b.scopes[s.bytes] != s {
+		return
+	}
+	delete(b.scopes, s.bytes)
+	b.bytes -= len(s.bytes) + internOverhead
+	if s.resource.refs--; s.resource.refs == 0 {
+		delete(b.resources, s.resource.bytes)
+		b.bytes -= len(s.resource.bytes) + internOverhead
+	}
+}
+
+// get returns the trace, new if need be, due at the given time.
+func (b *buffer) get(id pcommon.TraceID, now, due int64) *trace {
+	if tr, ok := b.traces[id]; ok {
+		return tr
+	}
+	b.seq++
+	tr := &trace{id: id, first: now, last: now, due: due, seq: b.seq, prev: b.last}
+	if b.last != nil {
+		b.last.next = tr
+	} else {
+		b.first = tr
+	}
+	b.last = tr
+	b.traces[id] = tr
+	heap.Push(&b.due, tr)
+	b.charge(tr, traceOverhead)
+	return tr
+}
+
+func (b *buffer) charge(tr *trace, n int) {
+	tr.bytes += n
+	b.bytes += n
+}
+
+// add puts a span into its trace, unless the very same span is there already.
+func (b *buffer) add(tr *trace, rec record) bool {
+	if i, ok := tr.find(rec.id); ok {
+		old := &tr.records[i]
+		if old.scope == rec.scope && bytes.Equal(old.bytes, rec.bytes) {
+			return false
+		}
+	}
+	tr.records = append(tr.records, rec)
+	b.charge(tr, len(rec.bytes)+len(rec.bytes)/8+recordOverhead)
+	if tr.index != nil {
+		tr.note(len(tr.records) - 1)
+		b.charge(tr, indexOverhead)
+	} else if len(tr.records) > manySpans {
+		tr.index = make(map[pcommon.SpanID]int32, 2*manySpans)
+		for i := range tr.records {
+			tr.note(i)
+		}
+		b.charge(tr, len(tr.records)*indexOverhead)
+	}
+	rec.scope.refs++
+	tr.roles |= rec.role
+	return true
+}
+
+// note enters the record into the index. The first of several with one id stays.
+func (tr *trace) note(i int) {
+	if _, ok := tr.index[tr.records[i].id]; !ok {
+		tr.index[tr.records[i].id] = int32(i)
+	}
+}
+
+// find returns the index of the first record with the id.
+func (tr *trace) find(id pcommon.SpanID) (int, bool) {
+	if tr.index != nil {
+		i, ok := tr.index[id]
+		return int(i), ok
+	}
+	for i := range tr.records {
+		if tr.records[i].id == id {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// noteStall keeps the longest occurrence of a stage in a request.
+func (b *buffer) noteStall(tr *trace, s stall) {
+	for i := range tr.stalls {
+		if old := &tr.stalls[i]; old.request == s.request && old.stage == s.stage {
+			if s.duration > old.duration {
+				*old = s
+			}
+			return
+		}
+	}
+	if len(tr.stalls) < maxStalls {
+		tr.stalls = append(tr.stalls, s)
+		b.charge(tr, stallOverhead)
+	}
+}
+
+// maxStalls bounds the requests and stages of a trace whose spikes get the time
+// of their occurrence; the others get that of their request.
+const maxStalls = 1024
+
+// stallEnd returns when the request's longest occurrence of the stage ended.
+func (tr *trace) stallEnd(request pcommon.SpanID, s stage.Stage) (int64, bool) {
+	for i := range tr.stalls {
+		if tr.stalls[i].request == request && tr.stalls[i].stage == s {
+			return tr.stalls[i].end, true
+		}
+	}
+	return 0, false
+}
+
+// setDue changes when the trace is looked at next.
+func (b *buffer) setDue(tr *trace, due int64) {
+	tr.due = due
+	heap.Fix(&b.due, tr.heapIndex)
+}
+
+// remove takes the trace out. Its bytes stay charged until free.
+func (b *buffer) remove(tr *trace) {
+	delete(b.traces, tr.id)
+	heap.Remove(&b.due, tr.heapIndex)
+	if tr.prev != nil {
+		tr.prev.next = tr.next
+	} else {
+		b.first = tr.next
+	}
+	if tr.next != nil {
+		tr.next.prev = tr.prev
+	} else {
+		b.last = tr.prev
+	}
+	tr.prev, tr.next = nil, nil
+}
+
+// free gives back a removed trace's bytes.
+func (b *buffer) free(records []record, bytes int) {
+	b.bytes -= bytes
+	for i := range records {
+		s := records[i].scope
+		s.refs--
+		b.release(s)
+	}
+}
+
+// readiness is how a trace stands: whether a local root is there, and whether a
+// request in it still runs.
+type readiness struct{ root, open bool }
+
+// look finds out how the trace stands. A local root is a SERVER span or a
+// kernel.request whose parent is remote or not buffered, or a span without
+// parent. An occurrence whose parent is not buffered belongs to a request that
+// still runs: the receiver exports the request's own span at its end.
+func (tr *trace) look() readiness {
+	var r readiness
+	if tr.roles&(roleRoot|roleOccurrence) == 0 {
+		return r
+	}
+	for i := range tr.records {
+		rec := &tr.records[i]
+		if rec.role&(roleRoot|roleOccurrence) == 0 {
+			continue
+		}
+		parentHere := false
+		if !rec.parent.IsEmpty() {
+			_, parentHere = tr.find(rec.parent)
+		}
+		switch {
+		case rec.role&roleOccurrence != 0:
+			r.open = r.open || !parentHere
+		case rec.role&roleRemote != 0 || !parentHere:
+			r.root = true
+		}
+	}
+	return r
+}
+
+// ownRootWait is how long after its span a trace that the receiver opened itself
+// is decided, at most: nobody else knows its id.
+const ownRootWait = int64(time.Second)
+
+// rootWait returns how long to wait after the last local root.
+func (tr *trace) rootWait(afterRoot int64) int64 {
+	if tr.foreignRoot {
+		return afterRoot
+	}
+	return min(afterRoot, ownRootWait)
+}
+
+// dueHeap orders traces by when they are due, then by arrival.
+type dueHeap []*trace
+
+func (h dueHeap) Len() int { return len(h) }
+func (h dueHeap) Less(i, j int) bool {
+	if h[i].due != h[j].due {
+		return h[i].due < h[j].due
+	}
+	return h[i].seq < h[j].seq
+}
+
+func (h dueHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].heapIndex, h[j].heapIndex = i, j
+}
+
+// Push implements heap.Interface.
+func (h *dueHeap) Push(x any) {
+	tr := x.(*trace)
+	tr.heapIndex = len(*h)
+	*h = append(*h, tr)
+}
+
+// Pop implements heap.Interface.
+func (h *dueHeap) Pop() any {
+	old := *h
+	tr := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return tr
+}

@@ -1,0 +1,265 @@
+package spikesamplingprocessor
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"go.opentelemetry.io/collector/confmap"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+)
+
+// Config configures the processor. Names are those of the tail_sampling
+// processor where they mean the same.
+type Config struct {
+	// DecisionWait is how long after a trace's last span it is decided if no
+	// local root has come.
+	DecisionWait time.Duration `mapstructure:"decision_wait"`
+	// DecisionWaitAfterRootReceived is how long after its last local root a
+	// trace is decided; at most 1s where that root is the receiver's own span.
+	DecisionWaitAfterRootReceived time.Duration `mapstructure:"decision_wait_after_root_received"`
+	// MaxTraceDuration bounds how long after its first span a trace is decided,
+	// whatever comes in.
+	MaxTraceDuration time.Duration `mapstructure:"max_trace_duration"`
+	// MaxBufferMiB bounds the memory of undecided traces, in MiB.
+	MaxBufferMiB int `mapstructure:"max_buffer_mib"`
+
+	DecisionCache DecisionCacheConfig `mapstructure:"decision_cache"`
+	Baseline      BaselineConfig      `mapstructure:"baseline"`
+	Clustering    ClusteringConfig    `mapstructure:"clustering"`
+	// Policies say what is kept: a trace that any of them matches.
+	Policies []PolicyConfig `mapstructure:"policies"`
+	// DryRun keeps every trace and says on it what would have been decided.
+	DryRun bool `mapstructure:"dry_run"`
+
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+// DecisionCacheConfig bounds the memory of past decisions, in traces. Late spans
+// follow it.
+type DecisionCacheConfig struct {
+	SampledCacheSize    int `mapstructure:"sampled_cache_size"`
+	NonSampledCacheSize int `mapstructure:"non_sampled_cache_size"`
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+// BaselineConfig sets what stands out: a value above
+// max(factor·quantile, median + 6·MAD, median + min_excess) of its series.
+type BaselineConfig struct {
+	Quantile float64       `mapstructure:"quantile"`
+	Factor   float64       `mapstructure:"factor"`
+	Window   time.Duration `mapstructure:"window"`
+	// MinSamples is the number of values below which a series has no opinion.
+	MinSamples int           `mapstructure:"min_samples"`
+	MinExcess  time.Duration `mapstructure:"min_excess"`
+	// FallbackThreshold is used while neither a series nor its service's has an
+	// opinion.
+	FallbackThreshold time.Duration `mapstructure:"fallback_threshold"`
+	// MaxSeries bounds the memory of the baseline, about 15 kB a series.
+	MaxSeries int `mapstructure:"max_series"`
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+// ClusteringConfig sets when spikes belong together. Distances are in units of
+// a second and of a factor of four above the baseline.
+type ClusteringConfig struct {
+	Window     time.Duration `mapstructure:"window"`
+	Stride     time.Duration `mapstructure:"stride"`
+	Eps        float64       `mapstructure:"eps"`
+	MinSamples int           `mapstructure:"min_samples"`
+	// ClusterWait is how long a spike is held so that its neighbours can come.
+	ClusterWait time.Duration `mapstructure:"cluster_wait"`
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+// PolicyType is the kind of a policy.
+type PolicyType string
+
+// The policies there are.
+const (
+	Spike         PolicyType = "spike"         // the trace holds a spike
+	StatusCode    PolicyType = "status_code"   // a span has one of the status codes
+	Probabilistic PolicyType = "probabilistic" // a share of all traces
+)
+
+// PolicyConfig is one policy. Only the block of its type may be set.
+type PolicyConfig struct {
+	Name          string               `mapstructure:"name"`
+	Type          PolicyType           `mapstructure:"type"`
+	Spike         *SpikeConfig         `mapstructure:"spike"`
+	StatusCode    *StatusCodeConfig    `mapstructure:"status_code"`
+	Probabilistic *ProbabilisticConfig `mapstructure:"probabilistic"`
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+// SpikeConfig configures a spike policy.
+type SpikeConfig struct {
+	// KeepLone keeps spikes that belong to no cluster too.
+	KeepLone bool `mapstructure:"keep_lone"`
+	// MaxTracesPerCluster bounds what is kept of one cluster; 0 is no bound.
+	MaxTracesPerCluster int `mapstructure:"max_traces_per_cluster"`
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+// Unmarshal sets the defaults of a block that is there but leaves them out.
+func (c *SpikeConfig) Unmarshal(conf *confmap.Conf) error {
+	*c = defaultSpike()
+	return conf.Unmarshal(c)
+}
+
+func defaultSpike() SpikeConfig {
+	return SpikeConfig{KeepLone: true, MaxTracesPerCluster: 1000}
+}
+
+// StatusCodeConfig configures a status_code policy.
+type StatusCodeConfig struct {
+	// StatusCodes are OK, ERROR or UNSET.
+	StatusCodes []string `mapstructure:"status_codes"`
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+// ProbabilisticConfig configures a probabilistic policy.
+type ProbabilisticConfig struct {
+	// SamplingPercentage is above 0 and at most 100.
+	SamplingPercentage float64 `mapstructure:"sampling_percentage"`
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+func defaultConfig() *Config {
+	spike := defaultSpike()
+	return &Config{
+		DecisionWait:                  30 * time.Second,
+		DecisionWaitAfterRootReceived: 6 * time.Second,
+		MaxTraceDuration:              15 * time.Minute,
+		MaxBufferMiB:                  512,
+		DecisionCache:                 DecisionCacheConfig{SampledCacheSize: 100_000, NonSampledCacheSize: 1_000_000},
+		Baseline: BaselineConfig{
+			Quantile: 0.99, Factor: 2, Window: 30 * time.Minute, MinSamples: 100,
+			MinExcess: 5 * time.Millisecond, FallbackThreshold: time.Second, MaxSeries: 10_000,
+		},
+		Clustering: ClusteringConfig{
+			Window: time.Minute, Stride: time.Second, Eps: 0.8, MinSamples: 5, ClusterWait: 2 * time.Second,
+		},
+		Policies: []PolicyConfig{{Name: "spikes", Type: Spike, Spike: &spike}},
+	}
+}
+
+// Validate tells what is wrong with the configuration, all of it at once, each
+// with the key and what to do.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(ok bool, key string, value any, remedy string) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("%s is %v: %s", key, value, remedy))
+		}
+	}
+	positive := func(key string, d time.Duration) {
+		bad(d > 0, key, d, "set a duration above 0, such as 30s")
+	}
+	positive("decision_wait", c.DecisionWait)
+	positive("decision_wait_after_root_received", c.DecisionWaitAfterRootReceived)
+	bad(c.DecisionWaitAfterRootReceived <= c.DecisionWait, "decision_wait_after_root_received", c.DecisionWaitAfterRootReceived,
+		fmt.Sprintf("set at most decision_wait (%v)", c.DecisionWait))
+	bad(c.MaxTraceDuration >= c.DecisionWait, "max_trace_duration", c.MaxTraceDuration,
+		fmt.Sprintf("set at least decision_wait (%v)", c.DecisionWait))
+	bad(c.MaxBufferMiB >= 1 && c.MaxBufferMiB <= 1<<20, "max_buffer_mib", c.MaxBufferMiB, "set 1 to 1048576")
+	bad(c.DecisionCache.SampledCacheSize >= 0, "decision_cache::sampled_cache_size", c.DecisionCache.SampledCacheSize, "set 0 (late spans start a new trace) or more")
+	bad(c.DecisionCache.NonSampledCacheSize >= 0, "decision_cache::non_sampled_cache_size", c.DecisionCache.NonSampledCacheSize, "set 0 (late spans start a new trace) or more")
+
+	b := c.Baseline
+	bad(b.Quantile > 0 && b.Quantile < 1, "baseline::quantile", b.Quantile, "set a number between 0 and 1, such as 0.99")
+	bad(b.Factor >= 1 && !math.IsInf(b.Factor, 1), "baseline::factor", b.Factor, "set 1 or more")
+	bad(b.Window >= time.Minute, "baseline::window", b.Window, "set at least 1m")
+	bad(b.MinSamples >= 2, "baseline::min_samples", b.MinSamples, "set at least 2")
+	bad(b.MinExcess >= 0, "baseline::min_excess", b.MinExcess, "set 0 or more")
+	positive("baseline::fallback_threshold", b.FallbackThreshold)
+	bad(b.MaxSeries >= 100, "baseline::max_series", b.MaxSeries, "set at least 100: one operation has up to 42 series, its parent's included")
+
+	cl := c.Clustering
+	positive("clustering::stride", cl.Stride)
+	bad(cl.Stride <= cl.Window, "clustering::stride", cl.Stride, fmt.Sprintf("set at most clustering::window (%v)", cl.Window))
+	bad(cl.Window <= time.Hour, "clustering::window", cl.Window, "set at most 1h")
+	bad(cl.Eps > 0 && cl.Eps <= 100, "clustering::eps", cl.Eps, "set a number above 0 and at most 100, such as 0.8")
+	bad(cl.MinSamples >= 2, "clustering::min_samples", cl.MinSamples, "set at least 2; lone spikes are kept by the spike policy's keep_lone")
+	if need := clusterWaitFor(cl); cl.Eps > 0 && cl.Eps <= 100 {
+		bad(cl.ClusterWait >= need, "clustering::cluster_wait", cl.ClusterWait,
+			fmt.Sprintf("set at least %v (eps in seconds plus a stride), or a spike is decided before its neighbours can come", need))
+		bad(cl.ClusterWait <= cl.Window/2, "clustering::cluster_wait", cl.ClusterWait, fmt.Sprintf("set at most half of clustering::window (%v)", cl.Window/2))
+	}
+
+	if len(c.Policies) == 0 {
+		errs = append(errs, errors.New("policies is empty: nothing would be kept; leave it out for the default, or list at least one policy"))
+	}
+	names := map[string]bool{}
+	for i := range c.Policies {
+		p := &c.Policies[i]
+		if err := p.validate(); err != nil {
+			errs = append(errs, fmt.Errorf("policies[%d] (%q): %w", i, p.Name, err))
+		}
+		if names[p.Name] {
+			errs = append(errs, fmt.Errorf("policies[%d]: name %q is used twice: give each policy a name of its own", i, p.Name))
+		}
+		names[p.Name] = true
+	}
+	return errors.Join(errs...)
+}
+
+// clusterWaitFor returns the least cluster_wait: all points within eps must have
+// had a stride's time to arrive. The clustering step comes right before the
+// decision, so no further stride is lost.
+func clusterWaitFor(c ClusteringConfig) time.Duration {
+	return time.Duration(c.Eps*timeScale*float64(time.Second)) + c.Stride
+}
+
+func (p *PolicyConfig) validate() error {
+	var errs []error
+	if p.Name == "" || p.Name == noPolicy {
+		errs = append(errs, fmt.Errorf("name is %q: set a name; kept traces carry it as spike.policy", p.Name))
+	}
+	for _, b := range []struct {
+		t   PolicyType
+		set bool
+	}{{Spike, p.Spike != nil}, {StatusCode, p.StatusCode != nil}, {Probabilistic, p.Probabilistic != nil}} {
+		if b.set && b.t != p.Type {
+			errs = append(errs, fmt.Errorf("type is %q but a block %s is set: remove the block or change the type", p.Type, b.t))
+		}
+	}
+	switch p.Type {
+	case Spike:
+		if p.Spike != nil && p.Spike.MaxTracesPerCluster < 0 {
+			errs = append(errs, fmt.Errorf("spike::max_traces_per_cluster is %d: set 0 (no bound) or more", p.Spike.MaxTracesPerCluster))
+		}
+	case StatusCode:
+		if p.StatusCode == nil || len(p.StatusCode.StatusCodes) == 0 {
+			errs = append(errs, errors.New("status_code::status_codes is empty: list one or more of OK, ERROR, UNSET"))
+			break
+		}
+		for _, name := range p.StatusCode.StatusCodes {
+			if _, ok := statusCodes[name]; !ok {
+				errs = append(errs, fmt.Errorf("status_code::status_codes has %q: use OK, ERROR or UNSET", name))
+			}
+		}
+	case Probabilistic:
+		if p.Probabilistic == nil {
+			errs = append(errs, errors.New("probabilistic::sampling_percentage is missing: set a number above 0 and at most 100"))
+		} else if s := p.Probabilistic.SamplingPercentage; !(s > 0 && s <= 100) { // NaN too
+			errs = append(errs, fmt.Errorf("probabilistic::sampling_percentage is %v: set a number above 0 and at most 100", s))
+		}
+	default:
+		errs = append(errs, fmt.Errorf("type is %q: use spike, status_code or probabilistic", p.Type))
+	}
+	return errors.Join(errs...)
+}
+
+var statusCodes = map[string]ptrace.StatusCode{
+	"OK": ptrace.StatusCodeOk, "ERROR": ptrace.StatusCodeError, "UNSET": ptrace.StatusCodeUnset,
+}

@@ -1,0 +1,96 @@
+package spikesamplingprocessor
+
+import (
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+)
+
+// Why spans are lost other than by a decision.
+const (
+	dropNoTraceID  = "missing_trace_id"
+	dropNoSpanID   = "missing_span_id"
+	dropDuplicate  = "duplicate"
+	dropMalformed  = "malformed"
+	dropRefused    = "refused"
+	dropDownstream = "downstream_error"
+)
+
+// counts collects what the counters are raised by at the next report: once per
+// step instead of once per span.
+type counts struct {
+	decided          map[decidedKey]int64
+	early            map[string]int64
+	dropped          map[string]int64
+	lateKept         int64
+	lateDropped      int64
+	downstreamErrors int64
+	approximate      int64
+}
+
+type decidedKey struct {
+	keep   bool
+	policy string
+}
+
+func newCounts() counts {
+	return counts{decided: map[decidedKey]int64{}, early: map[string]int64{}, dropped: map[string]int64{}}
+}
+
+func (c *counts) decide(d decision, early string) {
+	c.decided[decidedKey{d.keep, d.policyName()}]++
+	if early != "" {
+		c.early[early]++
+	}
+}
+
+func (c *counts) drop(reason string, spans int) {
+	if spans > 0 {
+		c.dropped[reason] += int64(spans)
+	}
+}
+
+func (c *counts) late(keep bool) {
+	if keep {
+		c.lateKept++
+	} else {
+		c.lateDropped++
+	}
+}
+
+func decisionName(keep bool) string {
+	if keep {
+		return "sampled"
+	}
+	return "not_sampled"
+}
+
+// report raises the counters and sets the gauges.
+func (p *spikeSampling) report() {
+	ctx, t, c := p.ctx, p.telemetry, &p.count
+	with := func(kv ...attribute.KeyValue) metric.MeasurementOption { return metric.WithAttributes(kv...) }
+	for k, n := range c.decided {
+		t.ProcessorSpikeSamplingTracesDecided.Add(ctx, n, with(attribute.String("decision", decisionName(k.keep)), attribute.String("policy", k.policy)))
+	}
+	for reason, n := range c.early {
+		t.ProcessorSpikeSamplingTracesDecidedEarly.Add(ctx, n, with(attribute.String("reason", reason)))
+	}
+	for reason, n := range c.dropped {
+		t.ProcessorSpikeSamplingSpansDropped.Add(ctx, n, with(attribute.String("reason", reason)))
+	}
+	for keep, n := range map[bool]int64{true: c.lateKept, false: c.lateDropped} {
+		if n > 0 {
+			t.ProcessorSpikeSamplingSpansLate.Add(ctx, n, with(attribute.String("decision", decisionName(keep))))
+		}
+	}
+	t.ProcessorSpikeSamplingDownstreamErrors.Add(ctx, c.downstreamErrors)
+	t.ProcessorSpikeSamplingApproximateSteps.Add(ctx, c.approximate)
+	*c = newCounts()
+
+	t.ProcessorSpikeSamplingBufferUsage.Record(ctx, int64(p.buffer.bytes))
+	t.ProcessorSpikeSamplingTracesBuffered.Record(ctx, int64(len(p.buffer.traces)))
+	t.ProcessorSpikeSamplingClustersOpen.Record(ctx, int64(p.open))
+	own, warming, evicted := p.baseline.Stats()
+	for state, n := range map[string]int64{"own": int64(own), "warming": int64(warming), "evicted": evicted} {
+		t.ProcessorSpikeSamplingBaselineSeries.Record(ctx, n, with(attribute.String("state", state)))
+	}
+}

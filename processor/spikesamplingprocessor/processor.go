@@ -1,0 +1,401 @@
+package spikesamplingprocessor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/consumer"
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/collector/processor"
+	"go.uber.org/zap"
+
+	"github.com/ebpfllm/ebpfllm/internal/baseline"
+	"github.com/ebpfllm/ebpfllm/processor/spikesamplingprocessor/internal/metadata"
+)
+
+// tickInterval is how often due traces are looked for.
+const tickInterval = 100 * time.Millisecond
+
+// giantShare: a trace that takes more than this part of the buffer is decided
+// at once, so that it does not push out all others.
+const giantShare = 4
+
+var (
+	errBufferFull = errors.New("spike_sampling: the buffer is full of kept traces that the next component has not taken; the batch is refused, send it again later")
+	errStopped    = errors.New("spike_sampling: already shut down")
+)
+
+// spikeSampling is the processor. One lock guards all state; spans are
+// marshalled before it is taken, kept traces are put together and sent after it
+// is given back. One goroutine, run, takes the decisions that time brings and
+// does all the sending, so a slow next component delays decisions but never
+// ConsumeTraces.
+type spikeSampling struct {
+	cfg       *Config
+	next      consumer.Traces
+	logger    *zap.Logger
+	telemetry *metadata.TelemetryBuilder
+	policies  []policy
+	limit     int              // bytes
+	now       func() time.Time // the clock
+	ticks     <-chan time.Time // test hook: replaces the ticker
+	ctx       context.Context  // of the processor's own work; ends at Shutdown's deadline
+	cancel    context.CancelFunc
+	stop      chan struct{}
+	done      chan struct{}
+	digests   sync.Pool
+
+	mu          sync.Mutex
+	started     bool
+	stopped     bool
+	buffer      buffer
+	operations  *operations
+	baseline    *baseline.Book
+	clusters    *clusters
+	sampled     *cache[decision]
+	dropped     *cache[struct{}]
+	outbox      []*keptTrace
+	outboxBytes int
+	nextStep    int64 // ns since the epoch
+	lastTick    int64
+	finished    bool // all is decided, nothing more comes in
+	open        int  // clusters at the last step
+	count       counts
+	lastError   time.Time // when the log last told of an error downstream
+}
+
+func newProcessor(set processor.Settings, cfg *Config, next consumer.Traces) (*spikeSampling, error) {
+	policies, err := newPolicies(cfg.Policies)
+	if err != nil {
+		return nil, err
+	}
+	telemetry, err := metadata.NewTelemetryBuilder(set.TelemetrySettings)
+	if err != nil {
+		return nil, fmt.Errorf("spike_sampling: setting up its metrics: %w", err)
+	}
+	p := &spikeSampling{
+		cfg: cfg, next: next, logger: set.Logger, telemetry: telemetry, policies: policies,
+		limit: cfg.MaxBufferMiB << 20,
+		now:   time.Now,
+		stop:  make(chan struct{}), done: make(chan struct{}),
+		digests:    sync.Pool{New: func() any { return newDigest() }},
+		buffer:     newBuffer(),
+		operations: newOperations(cfg.Baseline.MaxSeries),
+		sampled:    newCache[decision](cfg.DecisionCache.SampledCacheSize),
+		dropped:    newCache[struct{}](cfg.DecisionCache.NonSampledCacheSize),
+		count:      newCounts(),
+	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	return p, nil
+}
+
+// Capabilities implements processor.Traces: spans are moved out of the data.
+func (*spikeSampling) Capabilities() consumer.Capabilities {
+	return consumer.Capabilities{MutatesData: true}
+}
+
+// Start implements component.Component.
+func (p *spikeSampling) Start(context.Context, component.Host) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	start := p.now()
+	b := p.cfg.Baseline
+	p.baseline = baseline.New(baseline.Config{
+		Quantile: b.Quantile, Factor: b.Factor, Window: b.Window, MinSamples: b.MinSamples,
+		MinExcess: b.MinExcess.Seconds(), FallbackThreshold: b.FallbackThreshold.Seconds(), MaxSeries: b.MaxSeries,
+	}, start)
+	p.clusters = newClusters(p.cfg.Clustering, start.UnixNano())
+	p.lastTick = start.UnixNano()
+	p.nextStep = p.lastTick + p.cfg.Clustering.Stride.Nanoseconds()
+	p.started = true
+	p.telemetry.ProcessorSpikeSamplingBufferLimit.Record(p.ctx, int64(p.limit))
+	go p.run()
+	return nil
+}
+
+func (p *spikeSampling) run() {
+	defer close(p.done)
+	ticks := p.ticks
+	if ticks == nil {
+		t := time.NewTicker(tickInterval)
+		defer t.Stop()
+		ticks = t.C
+	}
+	for {
+		select {
+		case <-ticks:
+			p.tick()
+		case <-p.stop:
+			p.finish()
+			return
+		}
+	}
+}
+
+// Shutdown implements component.Component: every trace still gets its decision,
+// and what is kept is sent, until ctx ends.
+func (p *spikeSampling) Shutdown(ctx context.Context) error {
+	p.mu.Lock()
+	started, stopped := p.started, p.stopped
+	p.stopped = true
+	p.mu.Unlock()
+	if stopped {
+		return nil
+	}
+	defer p.telemetry.Shutdown()
+	defer p.cancel()
+	if !started {
+		return nil
+	}
+	close(p.stop)
+	select {
+	case <-p.done:
+		return nil
+	case <-ctx.Done():
+		p.cancel() // the next component's call ends, the rest is counted as lost
+		<-p.done
+		return fmt.Errorf("spike_sampling: kept traces were lost at shutdown: %w", ctx.Err())
+	}
+}
+
+// ConsumeTraces implements consumer.Traces. It returns an error, and takes
+// nothing, only when the buffer is full of kept traces that cannot be sent.
+func (p *spikeSampling) ConsumeTraces(_ context.Context, td ptrace.Traces) error {
+	spans := td.SpanCount()
+	p.mu.Lock()
+	switch {
+	case p.stopped || !p.started:
+		p.mu.Unlock()
+		return errStopped
+	case p.outboxBytes >= p.limit:
+		p.count.drop(dropRefused, spans)
+		p.mu.Unlock()
+		return errBufferFull
+	}
+	p.mu.Unlock()
+
+	d := p.digests.Get().(*digest)
+	d.take(td)
+	p.mu.Lock()
+	err := p.absorb(d)
+	p.mu.Unlock()
+	d.reset()
+	p.digests.Put(d)
+	return err
+}
+
+// clock returns the time in nanoseconds since the epoch. It never goes back.
+func (p *spikeSampling) clock() int64 {
+	p.lastTick = max(p.lastTick, p.now().UnixNano())
+	return p.lastTick
+}
+
+// absorb puts a digested batch into the buffer.
+func (p *spikeSampling) absorb(d *digest) error {
+	if p.finished {
+		p.count.drop(dropRefused, len(d.items))
+		return errStopped
+	}
+	now := p.clock()
+	p.count.drop(dropNoTraceID, d.missingTrace)
+	p.count.drop(dropNoSpanID, d.missingSpan)
+	scopes := make([]*scope, len(d.envs))
+	for i := range d.envs {
+		scopes[i] = p.buffer.intern(&d.envs[i])
+	}
+	var late lateSpans
+	for i := range d.items {
+		it := &d.items[i]
+		it.scope = scopes[it.env]
+		if p.follow(it, &late) {
+			continue
+		}
+		tr := p.buffer.get(it.trace, now, now+p.cfg.DecisionWait.Nanoseconds())
+		if !p.buffer.add(tr, it.record) {
+			p.count.drop(dropDuplicate, 1)
+			continue
+		}
+		it.in = tr
+		p.note(tr, it, now)
+	}
+	for _, k := range late.traces {
+		p.enqueue(k)
+	}
+	for i := range d.items {
+		if it := &d.items[i]; it.in != nil {
+			p.observe(it.in, it, now)
+		}
+	}
+	for i := range d.items {
+		if tr := d.items[i].in; tr != nil && tr.bytes > p.limit/giantShare && p.buffer.traces[tr.id] == tr {
+			p.decide(tr, earlyTooLarge, now)
+		}
+	}
+	for _, s := range scopes {
+		p.buffer.release(s) // those that no span was kept of
+	}
+	for p.buffer.bytes > p.limit && p.buffer.first != nil {
+		p.decide(p.buffer.first, earlyBufferFull, now)
+	}
+	return nil
+}
+
+// note updates what the trace knows of itself by a span that was added.
+func (p *spikeSampling) note(tr *trace, it *item, now int64) {
+	tr.last = now
+	tr.statuses |= statusBit(it.status)
+	if tr.rv == 0 {
+		tr.rv = it.rv
+	}
+	if it.role&roleOccurrence != 0 && it.end >= it.start {
+		p.buffer.noteStall(tr, stall{it.parent, it.stage, it.end, it.end - it.start})
+	}
+	if it.role&roleRoot != 0 {
+		tr.rootAt = now
+		tr.foreignRoot = tr.foreignRoot || it.role&roleOwnRoot == 0
+		due := now + tr.rootWait(p.cfg.DecisionWaitAfterRootReceived.Nanoseconds())
+		if due < tr.due {
+			p.buffer.setDue(tr, due)
+		}
+	}
+}
+
+// lateSpans are the spans of a batch that came after their trace was kept.
+type lateSpans struct {
+	traces []*keptTrace
+	of     map[pcommon.TraceID]*keptTrace
+}
+
+// follow tells whether the span's trace was decided, and treats it likewise.
+func (p *spikeSampling) follow(it *item, late *lateSpans) bool {
+	d, keep := p.sampled.get(it.trace)
+	if !keep {
+		if _, drop := p.dropped.get(it.trace); !drop {
+			return false
+		}
+	}
+	p.count.late(keep)
+	if !keep && !p.cfg.DryRun {
+		return true
+	}
+	k := late.of[it.trace]
+	if k == nil {
+		k = &keptTrace{decision: d, late: true}
+		if late.of == nil {
+			late.of = map[pcommon.TraceID]*keptTrace{}
+		}
+		late.of[it.trace] = k
+		late.traces = append(late.traces, k)
+	}
+	k.records = append(k.records, it.record)
+	it.scope.refs++
+	n := len(it.bytes) + recordOverhead
+	k.bytes += n
+	p.buffer.bytes += n
+	return true
+}
+
+// enqueue puts a kept trace, whose bytes are charged to the buffer, where the
+// next tick sends it from.
+func (p *spikeSampling) enqueue(k *keptTrace) {
+	p.outbox = append(p.outbox, k)
+	p.outboxBytes += k.bytes
+}
+
+// tick does what time brings: clustering steps, decisions, sending.
+func (p *spikeSampling) tick() {
+	p.mu.Lock()
+	p.advance(p.clock())
+	out := p.outbox
+	p.outbox = nil
+	p.mu.Unlock()
+	p.sendAll(out)
+}
+
+// advance steps the clustering if it is time and checks the traces that are due.
+func (p *spikeSampling) advance(now int64) {
+	begin := time.Now()
+	stepped := now >= p.nextStep
+	if stepped {
+		p.step(now)
+		p.nextStep = now + p.cfg.Clustering.Stride.Nanoseconds()
+	}
+	for len(p.buffer.due) > 0 && p.buffer.due[0].due <= now {
+		p.check(p.buffer.due[0], now, stepped)
+	}
+	if stepped {
+		p.telemetry.ProcessorSpikeSamplingStepDuration.Record(p.ctx, time.Since(begin).Seconds())
+		p.report()
+	}
+}
+
+// step clusters the spikes up to now and lets the baseline age.
+func (p *spikeSampling) step(now int64) {
+	res := p.clusters.step(now)
+	p.open = res.open
+	p.count.approximate += int64(res.approximate)
+	if res.err != nil {
+		p.logger.Error("A clustering step failed; its spikes count as lone", zap.Error(res.err))
+	}
+	if res.merged > 0 {
+		p.logger.Info("Clusters with traces already sent turned out to be one with an older cluster", zap.Int("clusters", res.merged))
+	}
+	for _, c := range p.baseline.Step(time.Unix(0, now)) {
+		p.logger.Info("The level of a stage has changed for good; its baseline was taken over from the recent spikes",
+			zap.String("service.name", c.Service), zap.String("operation", c.Operation), zap.String("stage", c.Stage),
+			zap.Float64("before_seconds", c.Before), zap.Float64("after_seconds", c.After))
+	}
+	p.operations.expire(now - p.cfg.Baseline.Window.Nanoseconds())
+}
+
+// finish decides what is left and sends what is kept.
+func (p *spikeSampling) finish() {
+	p.mu.Lock()
+	now := p.clock()
+	p.finished = true
+	p.step(now)
+	for p.buffer.first != nil {
+		p.decide(p.buffer.first, earlyShutdown, now)
+	}
+	out := p.outbox
+	p.outbox = nil
+	p.mu.Unlock()
+	p.sendAll(out)
+	p.mu.Lock()
+	p.report()
+	p.mu.Unlock()
+}
+
+// sendAll hands kept traces on, in the order of their decisions.
+func (p *spikeSampling) sendAll(out []*keptTrace) {
+	for _, k := range out {
+		td, malformed := p.assemble(k)
+		var err error
+		if spans := td.SpanCount(); spans > 0 {
+			if err = p.next.ConsumeTraces(p.ctx, td); err != nil {
+				err = fmt.Errorf("trace of %d spans: %w", spans, err)
+			}
+		}
+		p.mu.Lock()
+		p.count.drop(dropMalformed, malformed)
+		if err != nil {
+			p.count.downstreamErrors++
+			p.count.drop(dropDownstream, len(k.records)-malformed)
+			if now := p.now(); now.Sub(p.lastError) >= errorInterval {
+				p.lastError = now
+				p.logger.Error("The next component refused a kept trace; it is lost. Put a sending queue behind this processor", zap.Error(err))
+			}
+		}
+		p.outboxBytes -= k.bytes
+		p.buffer.free(k.records, k.bytes)
+		p.mu.Unlock()
+	}
+}
+
+// errorInterval is the least time between two errors in the log.
+const errorInterval = 10 * time.Second

@@ -1,0 +1,168 @@
+package spikesamplingprocessor
+
+import (
+	"fmt"
+	"time"
+
+	"go.opentelemetry.io/collector/pdata/pcommon"
+
+	"github.com/ebpfllm/ebpfllm/internal/baseline"
+)
+
+// spike is a value of a trace that stands out from its baseline.
+type spike struct {
+	kind      *seriesKind
+	span      pcommon.SpanID // the kernel.request, or the application span
+	service   string
+	operation string
+	seconds   float64
+	verdict   baseline.Verdict
+	point     *point
+	holdUntil int64 // its neighbours have come then
+	learn     bool  // the value may be learned when the trace is decided
+}
+
+// excess returns the seconds above the baseline.
+func (s *spike) excess() float64 {
+	if s.verdict.State == baseline.Fallback {
+		return s.seconds - s.verdict.Threshold
+	}
+	return s.seconds - s.verdict.Baseline
+}
+
+// reason says in words what stood out.
+func (s *spike) reason() string {
+	what := s.kind.stage.String()
+	switch {
+	case s.kind == spanSeries:
+		what = fmt.Sprintf("span %q", s.operation)
+	case s.kind.socket:
+		what += " (socket total)"
+	}
+	took := fmt.Sprintf("%s took %s", what, seconds(s.seconds))
+	if s.verdict.State == baseline.Fallback {
+		return fmt.Sprintf("%s, above the fallback threshold of %s", took, seconds(s.verdict.Threshold))
+	}
+	return fmt.Sprintf("%s, %s above its baseline of %s", took, seconds(s.excess()), seconds(s.verdict.Baseline))
+}
+
+func seconds(s float64) string {
+	return time.Duration(s * float64(time.Second)).Round(10 * time.Microsecond).String()
+}
+
+// comparableShare is the share of the largest excess that a stage of better rank must
+// explain to be preferred.
+const comparableShare = 0.5
+
+// choose returns the spike to be named as the trace's: of the best rank whose
+// largest excess is at least half of the largest of all.
+//
+// Among application spans the shortest with a comparable excess is chosen: the
+// innermost, since an outer span is slow because an inner one is.
+func choose(spikes []*spike) *spike {
+	var best [ranks]*spike
+	var top *spike
+	for _, s := range spikes {
+		if b := &best[s.kind.rank]; *b == nil || s.excess() > (*b).excess() {
+			*b = s
+		}
+		if top == nil || s.excess() > top.excess() {
+			top = s
+		}
+	}
+	for _, b := range best {
+		if b == nil || b.excess() < comparableShare*top.excess() {
+			continue
+		}
+		if b.kind == spanSeries {
+			return innermost(spikes, comparableShare*b.excess())
+		}
+		return b
+	}
+	return top // nil without spikes
+}
+
+func innermost(spikes []*spike, excess float64) *spike {
+	var in *spike
+	for _, s := range spikes {
+		if s.kind == spanSeries && s.excess() >= excess && (in == nil || s.seconds < in.seconds) {
+			in = s
+		}
+	}
+	return in
+}
+
+// maxSpikes bounds the spikes remembered per trace; a giant trace has had its
+// say by then.
+const maxSpikes = 256
+
+// observe judges an item's values, learns those that do not stand out and puts
+// those that do into the trace and the clustering. It runs after all spans of a
+// batch are in the buffer, so that a request finds its occurrences.
+func (p *spikeSampling) observe(tr *trace, it *item, now int64) {
+	service := it.scope.resource.service
+	if it.kernel != nil {
+		name := p.operations.name(operationKey{service: service, name: it.kernel.operation}, now)
+		group := p.baseline.Group(service, name)
+		for _, m := range it.kernel.values {
+			at := it.end
+			if end, ok := tr.stallEnd(it.id, m.series.stage); ok {
+				at = end
+			}
+			p.judge(group.Series(m.series.name), tr, spike{
+				kind: m.series, span: it.id, service: service, operation: name,
+				seconds: m.seconds, learn: !it.kernel.incomplete,
+			}, at, now)
+		}
+		return
+	}
+	if d := it.duration(); d >= 0 && !it.scope.kernel {
+		name := p.operations.name(operationKey{service, it.name, it.kind}, now)
+		p.judge(p.baseline.Group(service, name).Series(spanSeries.name), tr, spike{
+			kind: spanSeries, span: it.id, service: service, operation: name, seconds: d, learn: true,
+		}, it.end, now)
+	}
+}
+
+// judge learns s or, if it stands out, makes it a spike of the trace that ended
+// at the given time.
+func (p *spikeSampling) judge(series *baseline.Series, tr *trace, s spike, at, now int64) {
+	// A fixed threshold makes sense for a delay and for a whole span, not for
+	// what is left over: a stream waits for its engine all its life.
+	s.verdict = series.Judge(s.seconds, s.kind.rank != rankLeftOver)
+	if !s.verdict.Exceeds || len(tr.spikes) >= maxSpikes {
+		if s.learn {
+			series.Learn(s.seconds)
+		}
+		return
+	}
+	if at > now || at < now-p.cfg.Clustering.Window.Nanoseconds() {
+		at = now // a skewed clock, or too late to be a neighbour: go by arrival
+	}
+	base := max(s.verdict.Baseline, p.cfg.Baseline.MinExcess.Seconds(), minRatioBase)
+	s.point = p.clusters.add(partitionKey{s.service, s.operation, s.kind.name}, at, s.seconds/base)
+	s.holdUntil = now + p.cfg.Clustering.ClusterWait.Nanoseconds()
+	held := s // s itself stays off the heap: most values are no spikes
+	tr.spikes = append(tr.spikes, &held)
+	p.buffer.charge(tr, spikeOverhead)
+}
+
+// minRatioBase keeps the ratio finite where the baseline and min_excess are
+// zero, in seconds.
+const minRatioBase = 1e-3
+
+// settle tells the baseline what became of the spikes of a decided trace.
+func (p *spikeSampling) settle(tr *trace) {
+	for _, s := range tr.spikes {
+		s.point.final = true
+		if !s.learn {
+			continue
+		}
+		series := p.baseline.Group(s.service, s.operation).Series(s.kind.name)
+		if s.point.cluster != nil {
+			series.Exclude(s.seconds)
+		} else {
+			series.Defer(s.seconds)
+		}
+	}
+}
