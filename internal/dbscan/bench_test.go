@@ -1,7 +1,10 @@
 package dbscan_test
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -28,6 +31,42 @@ func BenchmarkCluster(b *testing.B) {
 				require.NoError(b, err)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(bc.n), "ns/point")
+		})
+	}
+}
+
+// BenchmarkWindow is one step of a second of a 60 s window at a steady rate.
+func BenchmarkWindow(b *testing.B) {
+	for _, n := range []int{100, 1000, 10_000, 100_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			const span = 120 // scaled: 60 s of half a second
+			s := dbscantest.Make("W", n, 1)
+			w := dbscan.NewWindow(s.Dims, span, s.Eps, s.MinSamples)
+			byTime := make([][]float64, 0, n)
+			for p := range slices.Chunk(s.Points, s.Dims) {
+				byTime = append(byTime, p)
+			}
+			slices.SortFunc(byTime, func(p, q []float64) int { return cmp.Compare(p[0], q[0]) })
+			next, end := 0, 0.0
+			step := func() {
+				end += 2
+				for ; ; next++ { // the same minute over and over
+					p := slices.Clone(byTime[next%n])
+					if p[0] += float64(next / n * span); p[0] >= end {
+						break
+					}
+					require.NoError(b, w.Add(uint64(next), p))
+				}
+				_, err := w.Step(end)
+				require.NoError(b, err)
+			}
+			for end < span {
+				step()
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				step()
+			}
 		})
 	}
 }

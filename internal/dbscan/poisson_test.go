@@ -8,26 +8,21 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// tail sums P(X ≥ k) upwards from k with 200 bits: another way round than the
+// tail sums P(X ≥ k) upwards from k with 200 bits: the other way round than the
 // package, and without logarithms.
-func tail(expected float64, k int) float64 {
+func tail(mean float64, k int) float64 {
 	num := func(x float64) *big.Float { return new(big.Float).SetPrec(200).SetFloat64(x) }
-	mean, term, sum := num(expected), num(1), num(0)
-	for j := 1; j < k+400+int(20*math.Sqrt(expected)); j++ {
-		if j > k {
+	term, sum := num(1), num(0) // term is mean^j / j!
+	for j := 0; j < k+400+int(20*math.Sqrt(mean)); j++ {
+		if j >= k {
 			sum.Add(sum, term)
 		}
-		term.Quo(term.Mul(term, mean), num(float64(j)))
+		term.Mul(term, num(mean)).Quo(term, num(float64(j+1)))
 	}
-	if k == 0 {
-		return 1
+	for left := mean; left > 0; left -= 500 { // times e^-mean, in parts that a float64 holds
+		sum.Mul(sum, num(math.Exp(-min(left, 500))))
 	}
-	// term was that of j-1 when added; scale by e^-mean in halves that a float holds.
-	out := sum
-	for left := expected; left > 0; left -= 500 {
-		out.Mul(out, num(math.Exp(-min(left, 500))))
-	}
-	f, _ := out.Float64()
+	f, _ := sum.Float64()
 	return f
 }
 

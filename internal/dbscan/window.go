@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // What Window.Add and Window.Step refuse besides what Cluster refuses.
@@ -30,6 +31,11 @@ type Window struct {
 
 	ids    []uint64 // of the points in points, oldest insertion first
 	points []float64
+
+	// last is the labelling of the last step. It is still right while no point
+	// has entered or left the window and min_samples is the same.
+	last  Snapshot
+	stale bool
 }
 
 // Snapshot is the labelling of one position of the window.
@@ -53,7 +59,7 @@ type Labelled struct {
 func NewWindow(dims int, width, eps float64, minSamples int) *Window {
 	return &Window{
 		dims: dims, width: width, eps: eps, minSamples: minSamples,
-		start: math.Inf(-1), end: math.Inf(-1),
+		start: math.Inf(-1), end: math.Inf(-1), stale: true,
 	}
 }
 
@@ -63,6 +69,7 @@ func (w *Window) SetMinSamples(minSamples int) error {
 	if err := checkParams(w.dims, w.eps, minSamples); err != nil {
 		return err
 	}
+	w.stale = w.stale || minSamples != w.minSamples
 	w.minSamples = minSamples
 	return nil
 }
@@ -89,6 +96,7 @@ func (w *Window) Add(id uint64, p []float64) error {
 	if p[0] < w.start {
 		return fmt.Errorf("%w: point %d at %v, window starts at %v", ErrExpired, id, p[0], w.start)
 	}
+	w.stale = w.stale || p[0] < w.end // a late one
 	w.ids = append(w.ids, id)
 	w.points = append(w.points, p...)
 	return nil
@@ -96,7 +104,9 @@ func (w *Window) Add(id uint64, p []float64) error {
 
 // Step moves the window's end to tEnd, forgets the points before the window and
 // labels those in it as Cluster would label them in the order they were added.
-// tEnd may not be less than at the last step.
+// tEnd may not be less than at the last step. A step that no point enters or
+// leaves costs next to nothing; any other clusters the whole window anew. A
+// step longer than the width jumps over points, which are then never labelled.
 func (w *Window) Step(tEnd float64) (Snapshot, error) {
 	if err := w.check(); err != nil {
 		return Snapshot{}, err
@@ -107,24 +117,42 @@ func (w *Window) Step(tEnd float64) (Snapshot, error) {
 	if tEnd < w.end {
 		return Snapshot{}, fmt.Errorf("%w: from %v to %v", ErrBackwards, w.end, tEnd)
 	}
+	before := w.end
 	w.start, w.end = tEnd-w.width, tEnd
 
 	kept := 0
 	for i, id := range w.ids {
 		p := w.points[i*w.dims : (i+1)*w.dims]
-		if p[0] >= w.start {
-			w.ids[kept] = id
-			copy(w.points[kept*w.dims:], p)
-			kept++
+		switch t := p[0]; {
+		case t < w.start:
+			w.stale = w.stale || t < before
+			continue
+		case t < w.end && t >= before:
+			w.stale = true
 		}
+		w.ids[kept] = id
+		copy(w.points[kept*w.dims:], p)
+		kept++
 	}
 	w.ids, w.points = w.ids[:kept], w.points[:kept*w.dims]
 
-	var in []float64
-	var snap Snapshot
+	if w.stale {
+		snap, err := w.label()
+		if err != nil {
+			return Snapshot{}, err
+		}
+		w.last, w.stale = snap, false
+	}
+	return Snapshot{Points: slices.Clone(w.last.Points), Clusters: w.last.Clusters}, nil
+}
+
+// label clusters the points in the window.
+func (w *Window) label() (Snapshot, error) {
+	in := make([]float64, 0, len(w.points))
+	snap := Snapshot{Points: make([]Labelled, 0, len(w.ids))}
 	for i, id := range w.ids {
 		p := w.points[i*w.dims : (i+1)*w.dims]
-		if p[0] < tEnd {
+		if p[0] < w.end {
 			in = append(in, p...)
 			snap.Points = append(snap.Points, Labelled{ID: id})
 		}

@@ -10,10 +10,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// want computes a snapshot from nothing but Cluster.
+// wantSnapshot computes a snapshot from nothing but Cluster.
 func wantSnapshot(t *testing.T, ids []uint64, points []float64, dims int, start, end, eps float64, minSamples int) Snapshot {
 	t.Helper()
-	var snap Snapshot
+	snap := Snapshot{Points: []Labelled{}}
 	var in []float64
 	for i, id := range ids {
 		if p := points[i*dims : (i+1)*dims]; start <= p[0] && p[0] < end {
@@ -153,6 +153,34 @@ func TestWindowCopiesWhatItIsGiven(t *testing.T) {
 	snap, err := w.Step(5)
 	require.NoError(t, err)
 	assert.Len(t, snap.Points, 1)
+}
+
+func TestWindowIsLabelledAnewOnlyWhenItsPointsChange(t *testing.T) {
+	w := NewWindow(1, 10, 1, 2)
+	step := func(end float64) Snapshot {
+		snap, err := w.Step(end)
+		require.NoError(t, err)
+		require.False(t, w.stale)
+		return snap
+	}
+	require.NoError(t, w.Add(1, []float64{4}))
+	require.NoError(t, w.Add(2, []float64{4.5}))
+	first := step(10)
+	require.Equal(t, []Labelled{{1, 0, true}, {2, 0, true}}, first.Points)
+
+	require.NoError(t, w.Add(3, []float64{11}))
+	require.False(t, w.stale, "a point after the window changes nothing yet")
+	require.NoError(t, w.SetMinSamples(2))
+	require.False(t, w.stale, "nor does the min_samples that it has")
+	first.Points[0].Label = 99
+	require.Equal(t, []Labelled{{1, 0, true}, {2, 0, true}}, step(10.5).Points, "a snapshot is the caller's own")
+
+	require.NoError(t, w.SetMinSamples(3))
+	require.Equal(t, []Labelled{{1, Noise, false}, {2, Noise, false}}, step(10.5).Points)
+	require.NoError(t, w.Add(4, []float64{5}))
+	require.Equal(t, []Labelled{{1, 0, true}, {2, 0, true}, {4, 0, true}}, step(10.5).Points, "a late point")
+	require.Len(t, step(12).Points, 4, "the point that waited")
+	require.Len(t, step(14.2).Points, 3, "one expired")
 }
 
 func TestWindowRefusesBadInputAndLosesNothingElse(t *testing.T) {
