@@ -38,18 +38,20 @@ func run() error {
 	}
 	o := loadtest.Options{Log: os.Stderr}
 	flag.StringVar(&o.Collector, "collector", "dist/otelcol-ebpfllm", "the distribution's `path`")
+	flag.StringVar(&o.Server, "server", loadtest.LLMServer, fmt.Sprintf("the `program` to put under load, %s or %s", loadtest.LLMServer, loadtest.LlamaCPP))
+	flag.BoolVar(&o.Uninstrumented, "uninstrumented", false, "run server and client without OpenTelemetry: the receiver opens the traces")
 	flag.StringVar(&o.Out, "out", "out", "`directory` for spikes.jsonl, the logs and the collector's configuration")
 	flag.IntVar(&o.WarmUp, "warm-up", 400, "normal requests before the first spike")
 	flag.IntVar(&o.Normal, "normal", 400, "normal requests among the spikes")
 	flag.IntVar(&o.Spikes, "spikes", 30, "delayed requests")
 	flag.DurationVar(&o.Delay, "delay", 60*time.Millisecond, "length of a delay, where it can be chosen")
-	kinds := flag.String("kinds", strings.Join(names, ","), "`stages` to delay, by commas")
+	kinds := flag.String("kinds", "", "`stages` to delay, by commas: "+strings.Join(names, ",")+" (default: all that the server can suffer)")
 	timeout := flag.Duration("timeout", 2*time.Minute, "give up after this long")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q; see -help", flag.Arg(0))
 	}
-	for name := range strings.SplitSeq(*kinds, ",") {
+	for name := range strings.FieldsFuncSeq(*kinds, func(r rune) bool { return r == ',' }) {
 		s, ok := stage.Parse(name)
 		if !ok {
 			return fmt.Errorf("-kinds: there is no stage %q; choose from %s", name, strings.Join(names, ","))

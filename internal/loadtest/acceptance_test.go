@@ -32,8 +32,8 @@ func TestAcceptance(t *testing.T) {
 	}
 	out := t.TempDir()
 	report, err := Run(t.Context(), Options{
-		Collector: path, Out: out, WarmUp: 500, Normal: 3500, Spikes: 200,
-		Kinds: Kinds(), Delay: 60 * time.Millisecond, Log: t.Output(),
+		Collector: path, Server: LLMServer, Out: out, WarmUp: 500, Normal: 3500, Spikes: 200,
+		Delay: 60 * time.Millisecond, Log: t.Output(),
 	})
 	require.NoError(t, err)
 	defer func() {

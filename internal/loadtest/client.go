@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
 	"syscall"
 	"time"
@@ -93,6 +94,12 @@ func (c *client) do(ctx context.Context, q request, firstChunk func() error) (se
 	if err != nil {
 		return s, err
 	}
+	// The port tells requests apart where no trace context does.
+	r = r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) {
+		if address, ok := c.Conn.LocalAddr().(*net.TCPAddr); ok {
+			s.Port = address.Port
+		}
+	}}))
 	r.Header.Set("Content-Type", "application/json")
 	if c.traceparent {
 		r.Header.Set("Traceparent", fmt.Sprintf("00-%s-%s-01", s.TraceID, s.SpanID))
@@ -143,11 +150,17 @@ func (c *client) do(ctx context.Context, q request, firstChunk func() error) (se
 	return s, nil
 }
 
-// prompt makes n words that differ from one variant to the next.
+// prompt makes n words that differ from one variant to the next. Two syllables
+// are one token for the generated llama.cpp model.
 func prompt(n int, variant byte) string {
+	const consonants, vowels = "bcdfghjklmnprstvwz", "aeiou"
 	words := make([]string, n)
 	for i := range words {
-		words[i] = fmt.Sprintf("word%d", (int(variant)*31+i*7)%997)
+		x := int(variant)*31 + i*7
+		words[i] = string([]byte{
+			consonants[x%len(consonants)], vowels[x%len(vowels)],
+			consonants[x/3%len(consonants)], vowels[x/2%len(vowels)],
+		})
 	}
 	return strings.Join(words, " ")
 }

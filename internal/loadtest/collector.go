@@ -101,7 +101,8 @@ func startCollector(ctx context.Context, path, dir, out, executable string, cpus
 		return err == nil && strings.Contains(string(text), "Everything is ready")
 	}
 	if err := p.waitFor(deadline, "ready", ready); err != nil {
-		return nil, errors.Join(err, p.stop())
+		p.abandon()
+		return nil, err
 	}
 	return c, nil
 }

@@ -19,18 +19,24 @@ import (
 // servers. Each acts on the server from outside.
 type fault struct {
 	what    string // one line for the reader of a report
-	request request
+	request func(size int) request
 	// strike sends the request and delays it. The returned time is what was
 	// taken from it.
 	strike func(context.Context, *rig, request) (sent, time.Duration, error)
 }
 
-var streamed = request{words: 16, tokens: 16, stream: true}
+// streamed is the request that most faults strike.
+func streamed(size int) request { return request{words: size, tokens: size, stream: true} }
+
+// verbose is one with an answer of about 30 kB, too large for a small buffer.
+func verbose(int) request {
+	return request{words: 4, tokens: 16, stream: true, logprobs: true, slowReader: true}
+}
 
 // faults are the delays by the stage that has to be blamed for them.
 var faults = map[stage.Stage]fault{
 	stage.PageFault:  {"the weights were evicted from the page cache", streamed, strikePageFault},
-	stage.SendBuffer: {"the client stopped reading", request{words: 16, tokens: 16, stream: true, logprobs: true, slowReader: true}, strikeSendBuffer},
+	stage.SendBuffer: {"the client stopped reading", verbose, strikeSendBuffer},
 	stage.Lock:       {"another process held the state file's lock", streamed, strikeLock},
 	stage.RunQueue:   {"another process took the server's CPU", streamed, strikeRunQueue},
 	stage.Stopped:    {"the server was stopped by a signal", streamed, strikeStopped},
@@ -59,14 +65,14 @@ type rig struct {
 // request touches costs a read. Afterwards it reads them back in, so that the
 // next request does not pay as well.
 func strikePageFault(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
-	if err := evict(r.server.process.pid(), r.server.Weights); err != nil {
-		return sent{}, 0, fmt.Errorf("evict %s: %w", r.server.Weights, err)
+	if err := evict(r.server.process.pid(), r.server.weights); err != nil {
+		return sent{}, 0, fmt.Errorf("evict %s: %w", r.server.weights, err)
 	}
 	s, err := r.client.do(ctx, q, nil)
 	if err != nil {
 		return s, 0, err
 	}
-	return s, s.Latency - r.usual, warm(r.server.Weights)
+	return s, s.Latency - r.usual, warm(r.server.weights)
 }
 
 // strikeSendBuffer stops reading after the first chunk.
@@ -78,7 +84,7 @@ func strikeSendBuffer(ctx context.Context, r *rig, q request) (sent, time.Durati
 // strikeLock holds the lock that the request needs until the request has waited
 // for it for the whole delay.
 func strikeLock(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
-	file, err := os.OpenFile(r.server.Lock, os.O_RDWR, 0)
+	file, err := os.OpenFile(r.server.lock, os.O_RDWR, 0)
 	if err != nil {
 		return sent{}, 0, err
 	}

@@ -2,7 +2,6 @@ package loadtest
 
 import (
 	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -21,13 +20,12 @@ func startRig(t *testing.T) *rig {
 		t.Skip(err)
 	}
 	dir := t.TempDir()
-	path, err := buildServer(t.Context(), dir)
+	p, err := build(t.Context(), LLMServer, dir)
 	require.NoError(t, err)
-	s := server{cpu: c.server, Weights: filepath.Join(dir, "weights.bin"), Lock: filepath.Join(dir, "slot.lock")}
-	running, err := startServer(t.Context(), s, dir, nil, path, "-uninstrumented", "-listen", "127.0.0.1:0", "-dir", dir)
+	running, err := startServer(t.Context(), p, c.server, dir, nil, "-uninstrumented")
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, running.process.stop()) })
-	client := newClient(running.URL, true)
+	client := newClient(running.url, true)
 	t.Cleanup(client.close)
 	return &rig{server: running, client: client, delay: 60 * time.Millisecond}
 }
@@ -37,7 +35,7 @@ func TestFaultDelaysItsRequest(t *testing.T) {
 	r := startRig(t)
 	var latencies []time.Duration
 	for range 21 {
-		s, err := r.client.do(t.Context(), streamed, nil)
+		s, err := r.client.do(t.Context(), streamed(r.server.size), nil)
 		require.NoError(t, err)
 		latencies = append(latencies, s.Latency)
 	}
@@ -47,9 +45,9 @@ func TestFaultDelaysItsRequest(t *testing.T) {
 		t.Run(kind.String(), func(t *testing.T) {
 			for range 3 {
 				f := faults[kind]
-				s, taken, err := f.strike(t.Context(), r, f.request)
+				s, taken, err := f.strike(t.Context(), r, f.request(r.server.size))
 				require.NoError(t, err)
-				after, err := r.client.do(t.Context(), streamed, nil)
+				after, err := r.client.do(t.Context(), streamed(r.server.size), nil)
 				require.NoError(t, err)
 				assert.Greater(t, s.Latency, 30*time.Millisecond)
 				assert.Greater(t, taken, 30*time.Millisecond)
@@ -61,16 +59,16 @@ func TestFaultDelaysItsRequest(t *testing.T) {
 
 func TestEvictEmptiesThePageCache(t *testing.T) {
 	r := startRig(t)
-	file, err := os.Open(r.server.Weights)
+	file, err := os.Open(r.server.weights)
 	require.NoError(t, err)
 	defer file.Close()
-	require.NoError(t, warm(r.server.Weights))
-	_, err = r.client.do(t.Context(), streamed, nil)
+	require.NoError(t, warm(r.server.weights))
+	_, err = r.client.do(t.Context(), streamed(r.server.size), nil)
 	require.NoError(t, err)
 
 	before, err := resident(file)
 	require.NoError(t, err)
-	require.NoError(t, evict(r.server.process.pid(), r.server.Weights))
+	require.NoError(t, evict(r.server.process.pid(), r.server.weights))
 	after, err := resident(file)
 	require.NoError(t, err)
 	assert.Greater(t, before, 0.95)
@@ -81,7 +79,7 @@ func TestPlanHoldsWhatWasAskedFor(t *testing.T) {
 	for _, c := range []struct{ normal, spikes int }{{400, 30}, {4000, 200}, {7, 1}, {10, 0}, {0, 12}} {
 		counts := map[stage.Stage]int{}
 		lone := 0
-		for _, s := range plan(c.normal, c.spikes, Kinds()) {
+		for _, s := range plan(c.normal, c.spikes, 16, Kinds()) {
 			counts[s.fault]++
 			if s.lone {
 				lone++

@@ -25,13 +25,18 @@ import (
 // Options say what to run.
 type Options struct {
 	Collector string // path of the distribution
-	Out       string // directory for spikes.jsonl and the logs
-	WarmUp    int    // normal requests before the first spike
-	Normal    int    // normal requests among the spikes
-	Spikes    int
-	Kinds     []stage.Stage // faults to inject, of Kinds
-	Delay     time.Duration // length of a fault, where it can be chosen
-	Log       io.Writer     // progress, in lines
+	Server    string // LLMServer or LlamaCPP
+	// Uninstrumented servers and clients know of no traces: the receiver opens
+	// them.
+	Uninstrumented bool
+
+	Out    string // directory for spikes.jsonl and the logs
+	WarmUp int    // normal requests before the first spike
+	Normal int    // normal requests among the spikes
+	Spikes int
+	Kinds  []stage.Stage // faults to inject; all that the server can suffer if there are none
+	Delay  time.Duration // length of a fault, where it can be chosen
+	Log    io.Writer     // progress, in lines
 }
 
 // cpus divides the CPUs once per process, as it confines the process itself.
@@ -53,14 +58,17 @@ var cpus = sync.OnceValues(func() (c struct {
 // Run does the whole run and leaves nothing running. An error means that it could
 // not be carried out; whether the outcome is good is the report's to tell.
 func Run(ctx context.Context, o Options) (_ *Report, err error) {
-	began := time.Now()
 	c, err := cpus()
 	if err != nil {
 		return nil, err
 	}
+	possible := faultsOf(o.Server)
+	if len(o.Kinds) == 0 {
+		o.Kinds = possible
+	}
 	for _, kind := range o.Kinds {
-		if _, ok := faults[kind]; !ok {
-			return nil, fmt.Errorf("no fault causes %s: choose from %v", kind, Kinds())
+		if !slices.Contains(possible, kind) {
+			return nil, fmt.Errorf("nothing here delays %s by %s: choose from %v", o.Server, kind, possible)
 		}
 	}
 	if err := os.MkdirAll(o.Out, 0o755); err != nil {
@@ -73,32 +81,35 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	defer os.RemoveAll(dir)
 	progress := func(format string, arguments ...any) { fmt.Fprintf(o.Log, format+"\n", arguments...) }
 
-	progress("building the example server")
-	binary, err := buildServer(ctx, dir)
+	progress("building %s", o.Server)
+	program, err := build(ctx, o.Server, dir)
 	if err != nil {
 		return nil, err
 	}
+	began := time.Now()
 	progress("starting the collector and, on CPU %d alone, the server", c.server)
 	out, err := filepath.Abs(filepath.Join(o.Out, "spikes.jsonl"))
 	if err != nil {
 		return nil, err
 	}
-	col, err := startCollector(ctx, o.Collector, o.Out, out, filepath.Base(binary), c.rest)
+	col, err := startCollector(ctx, o.Collector, o.Out, out, filepath.Base(program.path), c.rest)
 	if err != nil {
 		return nil, err
 	}
 	stopCollector := sync.OnceValue(col.process.stop)
 	defer func() { err = errors.Join(err, stopCollector()) }()
-	srv, err := startServer(ctx, server{
-		cpu: c.server, Weights: filepath.Join(dir, "weights.bin"), Lock: filepath.Join(dir, "slot.lock"),
-	}, o.Out, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + col.endpoint}, binary, "-listen", "127.0.0.1:0", "-dir", dir)
+	var args []string
+	if o.Uninstrumented {
+		args = append(args, "-uninstrumented")
+	}
+	srv, err := startServer(ctx, program, c.server, o.Out, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + col.endpoint}, args...)
 	if err != nil {
 		return nil, err
 	}
 	stopServer := sync.OnceValue(srv.process.stop)
 	defer func() { err = errors.Join(err, stopServer()) }()
 
-	r := &rig{server: srv, client: newClient(srv.URL, true), delay: o.Delay}
+	r := &rig{server: srv, client: newClient(srv.url, !o.Uninstrumented), delay: o.Delay}
 	defer r.client.close()
 	loadBegan := time.Now()
 	requests, missed, err := r.load(ctx, o, progress)
@@ -132,7 +143,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 func (r *rig) load(ctx context.Context, o Options, progress func(string, ...any)) (requests []*Request, missed int, err error) {
 	progress("warming up: %d normal requests", o.WarmUp)
 	var usual []time.Duration
-	for _, s := range plan(o.WarmUp, 0, nil) {
+	for _, s := range plan(o.WarmUp, 0, r.server.size, nil) {
 		q, err := r.client.do(ctx, s.request, nil)
 		if err != nil {
 			return nil, 0, fmt.Errorf("normal request %d: %w", len(requests)+1, err)
@@ -140,7 +151,7 @@ func (r *rig) load(ctx context.Context, o Options, progress func(string, ...any)
 		requests = append(requests, &Request{sent: q})
 		// One like those that will be delayed, every now and then.
 		if len(requests)%20 == 0 {
-			q, err := r.client.do(ctx, streamed, nil)
+			q, err := r.client.do(ctx, streamed(r.server.size), nil)
 			if err != nil {
 				return nil, 0, fmt.Errorf("normal request %d: %w", len(requests)+1, err)
 			}
@@ -155,7 +166,7 @@ func (r *rig) load(ctx context.Context, o Options, progress func(string, ...any)
 	r.usual = usual[len(usual)/2]
 
 	progress("a streamed answer takes %s; now %d normal requests with %d spikes among them", milliseconds(r.usual), o.Normal, o.Spikes)
-	for _, s := range plan(o.Normal, o.Spikes, o.Kinds) {
+	for _, s := range plan(o.Normal, o.Spikes, r.server.size, o.Kinds) {
 		if s.fault == stage.Unknown {
 			q, err := r.client.do(ctx, s.request, nil)
 			if err != nil {

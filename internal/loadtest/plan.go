@@ -19,8 +19,9 @@ type step struct {
 
 // plan mixes spikes into normal requests, the same ones for the same numbers:
 // by turns a burst and a lone spike of each kind, with normal requests spread
-// evenly between them. Every kind gets its share.
-func plan(normal, spikes int, kinds []stage.Stage) []step {
+// evenly between them. Every kind gets its share. Requests have about size words
+// and tokens.
+func plan(normal, spikes, size int, kinds []stage.Stage) []step {
 	type group struct {
 		fault stage.Stage
 		size  int
@@ -49,23 +50,24 @@ func plan(normal, spikes int, kinds []stage.Stage) []step {
 	steps := make([]step, 0, normal)
 	for i, g := range groups {
 		for range normal*(i+1)/(len(groups)+1) - normal*i/(len(groups)+1) {
-			steps = append(steps, step{request: normalRequest(random)})
+			steps = append(steps, step{request: normalRequest(random, size)})
 		}
 		for range g.size {
-			steps = append(steps, step{request: faults[g.fault].request, fault: g.fault, lone: g.size == 1})
+			steps = append(steps, step{request: faults[g.fault].request(size), fault: g.fault, lone: g.size == 1})
 		}
 	}
 	for range normal - normal*len(groups)/(len(groups)+1) {
-		steps = append(steps, step{request: normalRequest(random)})
+		steps = append(steps, step{request: normalRequest(random, size)})
 	}
 	return steps
 }
 
-// normalRequest varies what clients vary: length, streaming, connection reuse.
-func normalRequest(random *rand.Rand) request {
+// normalRequest varies what clients vary: length, within a factor of three,
+// streaming and connection reuse.
+func normalRequest(random *rand.Rand, size int) request {
 	return request{
-		words:    8 + random.IntN(16),
-		tokens:   8 + random.IntN(16),
+		words:    size/2 + random.IntN(size),
+		tokens:   size/2 + random.IntN(size),
 		stream:   random.IntN(4) > 0,
 		logprobs: random.IntN(8) == 0,
 		newConn:  random.IntN(8) == 0,

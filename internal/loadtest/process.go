@@ -102,6 +102,12 @@ func (p *process) stop() error {
 	return nil
 }
 
+// abandon ends a process that did not get ready.
+func (p *process) abandon() {
+	p.cmd.Process.Kill()
+	<-p.exited
+}
+
 // tail is the end of the log.
 func (p *process) tail() string {
 	const lines, size = 20, 16 << 10

@@ -51,16 +51,15 @@ func judge(requests []*Request, traces []*Trace) *Report {
 		spikesBy: map[stage.Stage]int{}, rightBy: map[stage.Stage]int{}, keptBy: map[stage.Stage]int{},
 		wrong: map[stage.Stage]map[string]int{},
 	}
-	known := map[pcommon.TraceID]*Request{}
 	for _, q := range requests {
-		known[q.TraceID] = q
 		if q.Fault != stage.Unknown {
 			r.Spikes++
 			r.spikesBy[q.Fault]++
 		}
 	}
+	find := finder(requests)
 	for _, t := range traces {
-		k := Kept{Trace: t, Request: known[t.ID]}
+		k := Kept{Trace: t, Request: find(t)}
 		switch {
 		case k.Request == nil:
 			r.Strangers++
@@ -86,6 +85,37 @@ func judge(requests []*Request, traces []*Trace) *Report {
 		r.Kept = append(r.Kept, k)
 	}
 	return r
+}
+
+// finder returns a function that finds the request of a trace: by its id, or,
+// where the receiver had to invent that, by the client's port and the time.
+func finder(requests []*Request) func(*Trace) *Request {
+	byID := map[pcommon.TraceID]*Request{}
+	byPort := map[int][]*Request{}
+	for _, q := range requests {
+		byID[q.TraceID] = q
+		byPort[q.Port] = append(byPort[q.Port], q)
+	}
+	return func(t *Trace) *Request {
+		if q := byID[t.ID]; q != nil {
+			return q
+		}
+		span, ok := t.Request()
+		if !ok {
+			return nil
+		}
+		port, ok := span.Attributes().Get("client.port")
+		if !ok {
+			return nil
+		}
+		middle := span.StartTimestamp().AsTime().Add(span.Duration() / 2)
+		for _, q := range byPort[int(port.Int())] {
+			if middle.After(q.Start) && middle.Before(q.Start.Add(q.Latency)) {
+				return q
+			}
+		}
+		return nil
+	}
 }
 
 // Err tells why the run does not show what it should: nine spikes in ten kept

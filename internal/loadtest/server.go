@@ -4,47 +4,128 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
-// server is a program that answers the OpenAI chat API.
+// The servers that can be put under load.
+const (
+	LLMServer = "llmserver" // examples/llmserver
+	LlamaCPP  = "llamacpp"  // examples/llamacpp: the real llama.cpp on a generated model
+)
+
+// program is a server to start. Each prints "listening on URL" when it is ready.
+type program struct {
+	path    string
+	args    []string
+	weights string // the model file, which it maps
+	lock    string // the file that each request locks with flock; "" if none
+	size    int    // words and tokens of a typical request
+}
+
+// faultsOf are the faults that a server can suffer.
+func faultsOf(server string) []stage.Stage {
+	return slices.DeleteFunc(Kinds(), func(s stage.Stage) bool { return s == stage.Lock && server == LlamaCPP })
+}
+
+// build compiles a server and makes its model; dir is for files of this run.
+func build(ctx context.Context, server, dir string) (program, error) {
+	switch server {
+	case LLMServer:
+		path := filepath.Join(dir, "llmserver")
+		return program{
+			path: path, args: []string{"-dir", dir}, size: 16,
+			weights: filepath.Join(dir, "weights.bin"), lock: filepath.Join(dir, "slot.lock"),
+		}, command(ctx, "go", "build", "-o", path, "github.com/ebpfllm/ebpfllm/examples/llmserver")
+	case LlamaCPP:
+		return buildLlamaCPP(ctx)
+	}
+	return program{}, fmt.Errorf("no server %q: choose from %s, %s", server, LLMServer, LlamaCPP)
+}
+
+// buildLlamaCPP fetches llama.cpp's libraries from npm, builds the server and
+// has it write a model, all in the user's cache directory: they are large and
+// stay the same.
+func buildLlamaCPP(ctx context.Context) (program, error) {
+	const libraries = "@node-llama-cpp/linux-x64"
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return program{}, err
+	}
+	dir := filepath.Join(cache, "ebpfllm", "llamacpp")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return program{}, err
+	}
+	lib := filepath.Join(dir, "node_modules", libraries, "bins", "linux-x64")
+	if _, err := os.Stat(lib); err != nil {
+		if _, err := exec.LookPath("npm"); err != nil {
+			return program{}, errors.New("needs npm, which serves llama.cpp's libraries: apt-get install npm")
+		}
+		// Without the optional dependencies, which are GPU libraries of 700 MB.
+		err := command(ctx, "npm", "install", "--prefix", dir, "--save-exact", "--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", libraries+"@3.21.1")
+		if err != nil {
+			return program{}, err
+		}
+	}
+	for _, name := range []string{"libllama", "libggml"} {
+		err := os.Symlink(name+".v0.4.0.so", filepath.Join(lib, name+".so"))
+		if err != nil && !errors.Is(err, os.ErrExist) {
+			return program{}, err
+		}
+	}
+	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/ebpfllm/ebpfllm").Output()
+	if err != nil {
+		return program{}, fmt.Errorf("find the module: %w", err)
+	}
+	p := program{path: filepath.Join(dir, "llamacpp"), weights: filepath.Join(dir, "random.gguf"), size: 8}
+	p.args = []string{"-libraries", lib, "-model", p.weights}
+	err = command(ctx, "go", "build", "-C", filepath.Join(strings.TrimSpace(string(root)), "examples", "llamacpp"), "-o", p.path, ".")
+	if err != nil {
+		return program{}, err
+	}
+	return p, command(ctx, p.path, "-generate", "-model", p.weights)
+}
+
+// command runs a command to its end; its output is part of the error.
+func command(ctx context.Context, name string, args ...string) error {
+	if output, err := exec.CommandContext(ctx, name, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, output)
+	}
+	return nil
+}
+
+// server is a running program.
 type server struct {
-	Weights string // the model file, which it maps
-	Lock    string // the file that each request locks with flock; "" if none
-	URL     string
+	program
+	url     string
 	cpu     int
 	process *process
 }
 
-// buildServer compiles the example server into dir.
-func buildServer(ctx context.Context, dir string) (path string, err error) {
-	path = filepath.Join(dir, "llmserver")
-	build := exec.CommandContext(ctx, "go", "build", "-o", path, "github.com/ebpfllm/ebpfllm/examples/llmserver")
-	if output, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the example server: %w\n%s", err, output)
-	}
-	return path, nil
-}
-
-// startServer starts a program that prints "listening on URL" when it is ready.
-// Its threads share one CPU, but may be as many as on a larger machine: one that
-// waits for the disk or a lock does not hold up the others.
-func startServer(ctx context.Context, s server, dir string, env []string, path string, args ...string) (*server, error) {
-	p, err := startProcess(filepath.Base(path), filepath.Join(dir, "server.log"), []int{s.cpu},
-		append(env, "GOMAXPROCS=4"), path, args...)
+// startServer starts a program on one CPU. It may have as many running threads
+// as on a larger machine, though: one that waits for the disk or a lock does not
+// hold up the others.
+func startServer(ctx context.Context, p program, cpu int, logs string, env []string, args ...string) (*server, error) {
+	args = append(append([]string{"-listen", "127.0.0.1:0"}, p.args...), args...)
+	child, err := startProcess(filepath.Base(p.path), filepath.Join(logs, "server.log"), []int{cpu}, append(env, "GOMAXPROCS=4"), p.path, args...)
 	if err != nil {
 		return nil, err
 	}
-	s.process = p
 	// Other work on this machine should disturb the server as little as
 	// possible: what it still does is in the kernel's record of the request.
-	if err := favour(p.pid(), s.cpu); err != nil {
-		return nil, errors.Join(err, p.stop())
+	s := &server{program: p, cpu: cpu, process: child}
+	err = favour(child.pid(), cpu)
+	if err == nil {
+		err = child.waitFor(ctx, "ready", func() (ok bool) { s.url, ok = child.logLine("listening on "); return ok })
 	}
-	ready := func() (ok bool) { s.URL, ok = p.logLine("listening on "); return ok }
-	if err := p.waitFor(ctx, "ready", ready); err != nil {
-		return nil, errors.Join(err, p.stop())
+	if err != nil {
+		child.abandon()
+		return nil, err
 	}
-	return &s, nil
+	return s, nil
 }
