@@ -170,15 +170,15 @@ type KernelHeadRecord struct {
 }
 
 type KernelLane struct {
-	_               structs.HostLayout
-	Wait            int64
-	Ns              [11]int64
-	Major           int64
-	Since           uint64
-	State           uint32
-	Tid             uint32
-	Lost            uint32
-	ThrottleUnknown uint32
+	_     structs.HostLayout
+	Wait  int64
+	Ns    [11]int64
+	Major int64
+	Since uint64
+	State uint32
+	Tid   uint32
+	Lost  uint32
+	Pad   uint32
 }
 
 type KernelLaneKey struct {
@@ -253,11 +253,10 @@ type KernelProcessRecord struct {
 type KernelProgressFlags uint32
 
 const (
-	KernelProgressFlagsPROGRESS_LAST_CHUNK       KernelProgressFlags = 1
-	KernelProgressFlagsPROGRESS_LOST             KernelProgressFlags = 2
-	KernelProgressFlagsPROGRESS_NO_LANE          KernelProgressFlags = 4
-	KernelProgressFlagsPROGRESS_NO_ACCEPT        KernelProgressFlags = 8
-	KernelProgressFlagsPROGRESS_THROTTLE_UNKNOWN KernelProgressFlags = 16
+	KernelProgressFlagsPROGRESS_LAST_CHUNK KernelProgressFlags = 1
+	KernelProgressFlagsPROGRESS_LOST       KernelProgressFlags = 2
+	KernelProgressFlagsPROGRESS_NO_LANE    KernelProgressFlags = 4
+	KernelProgressFlagsPROGRESS_NO_ACCEPT  KernelProgressFlags = 8
 )
 
 type KernelProgressRecord struct {

@@ -58,7 +58,6 @@ enum progress_flags {
 	PROGRESS_LOST = 2,	   /* a record of this request was lost */
 	PROGRESS_NO_LANE = 4,	   /* the serving thread or goroutine was not known for some of the time */
 	PROGRESS_NO_ACCEPT = 8,	   /* the accept was not seen */
-	PROGRESS_THROTTLE_UNKNOWN = 16, /* the thread changed run queues while stopped: throttled is inside run_queue */
 };
 
 struct progress_record {

@@ -180,17 +180,17 @@ static __always_inline void switched_in(struct task_struct *next, __u64 now)
 		return;
 	from = t->class == STAGE_RUN_QUEUE ? t->out : t->wake > t->out ? t->wake : now;
 	waited = now - from;
-	/* the clock counts while the run queue is throttled; on another run queue it says nothing */
+	/*
+	 * The clock counts while the run queue is throttled. The thread stays on the queue that it was throttled on,
+	 * and may run on another CPU's afterwards: so read the one that it left.
+	 */
 	if (t->class == STAGE_RUN_QUEUE) {
-		if (t->cfs_rq == (__u64)next->se.cfs_rq) {
-			throttled = BPF_CORE_READ(next, se.cfs_rq, throttled_clock_pelt_time) - t->throttled;
-			if (throttled < 0)
-				throttled = 0;
-			if (throttled > waited)
-				throttled = waited;
-		} else if (l) {
-			l->throttle_unknown++;
-		}
+		struct cfs_rq *left = (void *)t->cfs_rq;
+		throttled = BPF_CORE_READ(left, throttled_clock_pelt_time) - t->throttled;
+		if (throttled < 0)
+			throttled = 0;
+		if (throttled > waited)
+			throttled = waited;
 	}
 	if (t->woken_for) {
 		t->woken_run_queue += waited - throttled;

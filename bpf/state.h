@@ -76,7 +76,7 @@ struct lane {
 	__u32 state; /* enum stage */
 	__u32 tid;   /* thread that carries it */
 	__u32 lost;  /* occurrence records lost */
-	__u32 throttle_unknown;
+	__u32 pad;
 };
 
 enum conn_state { CONN_IDLE, CONN_HEAD, CONN_ACTIVE };

@@ -197,8 +197,6 @@ static __always_inline void progress(struct conn *c, __u64 at, __u64 now)
 		p->major += l->major - c->base_major;
 		if (l->lost != c->lane_lost)
 			p->flags |= PROGRESS_LOST;
-		if (l->throttle_unknown)
-			p->flags |= PROGRESS_THROTTLE_UNKNOWN;
 	}
 	/* a goroutine on no thread waits, but not while the process is stopped */
 	if (c->lane.goroutine) {

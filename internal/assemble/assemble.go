@@ -15,14 +15,13 @@ import (
 
 // Reasons for which a request is given on with Request.Incomplete.
 const (
-	IncompleteLost      = "records_lost"       // a record of it was lost on the way
-	IncompleteHead      = "head_truncated"     // its header was longer than what is copied
-	IncompleteArrival   = "arrival_not_seen"   // its first byte came before we watched: it may have begun earlier
-	IncompleteAborted   = "aborted"            // the connection ended before the response did
-	IncompleteResponse  = "response_not_seen"  // no response head could be read: where it ends is a guess
-	IncompleteStale     = "no_end_seen"        // nothing was heard of it for StaleAfter
-	IncompleteThrottled = "throttled_in_part"  // some throttled time may stand in run_queue
-	IncompleteSpans     = "occurrences_capped" // it had more occurrences than MaxOccurrences
+	IncompleteLost     = "records_lost"       // a record of it was lost on the way
+	IncompleteHead     = "head_truncated"     // its header was longer than what is copied
+	IncompleteArrival  = "arrival_not_seen"   // its first byte came before we watched: it may have begun earlier
+	IncompleteAborted  = "aborted"            // the connection ended before the response did
+	IncompleteResponse = "response_not_seen"  // no response head could be read: where it ends is a guess
+	IncompleteStale    = "no_end_seen"        // nothing was heard of it for StaleAfter
+	IncompleteSpans    = "occurrences_capped" // it had more occurrences than MaxOccurrences
 )
 
 // Reasons for which a request is refused: counted, and no span is made of it.

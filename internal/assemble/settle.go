@@ -55,9 +55,6 @@ func (r *request) settle(unavailable []stage.Stage) {
 	if p.Lost {
 		r.problem(IncompleteLost)
 	}
-	if p.ThrottleUnknown && r.Exclusive[stage.RunQueue] > 0 && !slices.Contains(r.Missing, stage.RunQueue) {
-		r.problem(IncompleteThrottled)
-	}
 	slices.Sort(r.problems)
 	r.Incomplete = r.problems
 }

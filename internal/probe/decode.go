@@ -64,11 +64,10 @@ func decode(raw []byte) (Event, error) {
 		e := &Progress{
 			Socket: socket, Lane: lane(p.Pid, p.Lane), Start: p.Start, FirstRead: p.FirstRead,
 			Received: p.Received, Sent: p.Sent, Writes: p.Writes, Major: p.Major,
-			LastChunk:       flags&bpf.KernelProgressFlagsPROGRESS_LAST_CHUNK != 0,
-			Lost:            flags&bpf.KernelProgressFlagsPROGRESS_LOST != 0,
-			NoLane:          flags&bpf.KernelProgressFlagsPROGRESS_NO_LANE != 0,
-			NoAccept:        flags&bpf.KernelProgressFlagsPROGRESS_NO_ACCEPT != 0,
-			ThrottleUnknown: flags&bpf.KernelProgressFlagsPROGRESS_THROTTLE_UNKNOWN != 0,
+			LastChunk: flags&bpf.KernelProgressFlagsPROGRESS_LAST_CHUNK != 0,
+			Lost:      flags&bpf.KernelProgressFlagsPROGRESS_LOST != 0,
+			NoLane:    flags&bpf.KernelProgressFlagsPROGRESS_NO_LANE != 0,
+			NoAccept:  flags&bpf.KernelProgressFlagsPROGRESS_NO_ACCEPT != 0,
 		}
 		copy(e.Exclusive[:], p.Exclusive[:])
 		copy(e.Plain[firstSocketStage:], p.Plain[:])

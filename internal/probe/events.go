@@ -70,11 +70,10 @@ type Progress struct {
 	Plain     stage.Times // of the socket stages
 	Major     int64       // of Exclusive[stage.PageFault]
 
-	LastChunk       bool // the last write ended with the terminator of chunked encoding
-	Lost            bool // a record of this request was lost
-	NoLane          bool // the serving thread or goroutine was not known for some of the time
-	NoAccept        bool // the accept was not seen
-	ThrottleUnknown bool // some throttled time may stand in run_queue
+	LastChunk bool // the last write ended with the terminator of chunked encoding
+	Lost      bool // a record of this request was lost
+	NoLane    bool // the serving thread or goroutine was not known for some of the time
+	NoAccept  bool // the accept was not seen
 }
 
 // Occurrence is a stretch of one stage that ended at Time. It belongs to a

@@ -1,0 +1,64 @@
+//go:build linux
+
+package kerneltest
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// With this in the environment the test binary is a server in Go.
+const serveEnv = "EBPFLLM_KERNELTEST_SERVE"
+
+func TestMain(m *testing.M) {
+	if addr := os.Getenv(serveEnv); addr != "" {
+		serveGo(addr)
+		return
+	}
+	code := m.Run()
+	if binary, err := compile(); err == nil {
+		_ = os.Remove(binary)
+	}
+	os.Exit(code)
+}
+
+// serveGo is a server of net/http: goroutines that move between threads.
+func serveGo(addr string) {
+	number := func(r *http.Request) int {
+		n, _ := strconv.Atoi(r.URL.RawQuery)
+		return n
+	}
+	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		fmt.Fprintln(w, "hello")
+	})
+	http.HandleFunc("/sleep", func(_ http.ResponseWriter, r *http.Request) {
+		<-time.After(time.Duration(number(r)) * time.Millisecond)
+	})
+	http.HandleFunc("/stream", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for i := range number(r) {
+			fmt.Fprintf(w, "data: %d\n\n", i)
+			w.(http.Flusher).Flush()
+			<-time.After(2 * time.Millisecond)
+		}
+	})
+	http.HandleFunc("/flock", func(_ http.ResponseWriter, _ *http.Request) {
+		f, err := os.OpenFile(os.Getenv("LOCK"), os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			panic(err)
+		}
+		defer f.Close()
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+			panic(err)
+		}
+	})
+	fmt.Println("ready")
+	panic(http.ListenAndServe(addr, nil))
+}

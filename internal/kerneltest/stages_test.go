@@ -1,0 +1,330 @@
+//go:build linux
+
+// Package kerneltest runs the kernel side on real servers: whatever it claims
+// of a stage is compared with a delay that the test caused.
+package kerneltest
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfllm/ebpfllm/internal/assemble"
+	"github.com/ebpfllm/ebpfllm/internal/probe"
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+)
+
+const (
+	ms        = int64(time.Millisecond)
+	delayMS   = 60
+	tolerance = 0.8 // a stage must hold this share of what was injected; the machine is shared
+)
+
+// get asks the server once on a connection of its own.
+func (s *server) get(path string) {
+	s.t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
+	r, err := client.Get("http://" + s.addr + path)
+	require.NoError(s.t, err)
+	defer r.Body.Close()
+	_, err = io.Copy(io.Discard, r.Body)
+	require.NoError(s.t, err)
+}
+
+// A fault delays the request to path, and says by how much at least.
+type fault struct {
+	name  string
+	path  string
+	cause func(t *testing.T, s *server) (undo func()) // before the request
+	want  stage.Stage
+	least int64 // nanoseconds of want; 0: most of the request's time
+}
+
+func evicted(_ *testing.T, s *server) func() {
+	s.evict()
+	return func() {}
+}
+
+// burn keeps one CPU busy with n threads, and the server on it.
+func burn(t *testing.T, s *server) func() {
+	t.Helper()
+	var cpu unix.CPUSet
+	cpu.Set(0)
+	stop := make(chan struct{})
+	ready := make(chan error, 4)
+	for range cap(ready) {
+		go func() {
+			runtime.LockOSThread() // never unlocked: the thread ends with the goroutine, and its affinity with it
+			ready <- unix.SchedSetaffinity(0, &cpu)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		}()
+	}
+	for range cap(ready) {
+		require.NoError(t, <-ready)
+	}
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.pid()))
+	require.NoError(t, err)
+	for _, e := range threads {
+		var tid int
+		_, err := fmt.Sscan(e.Name(), &tid)
+		require.NoError(t, err)
+		require.NoError(t, unix.SchedSetaffinity(tid, &cpu))
+	}
+	return func() { close(stop) }
+}
+
+var faults = []fault{
+	{name: "computation is cpu", path: "/cpu?60", want: stage.CPU},
+	{name: "sleep is wait", path: "/sleep?60", want: stage.Wait, least: delayMS * ms},
+	{name: "a contended mutex is lock", path: "/lock?60", want: stage.Lock, least: delayMS * ms},
+	{name: "an empty pipe is syscall", path: "/pipe?60", want: stage.Syscall, least: delayMS * ms},
+	{name: "a cold buffered read is page_cache", path: "/read", cause: evicted, want: stage.PageCache},
+	{name: "a direct read is block_io", path: "/direct", want: stage.BlockIO},
+	{name: "an evicted mapping is page_fault", path: "/map", cause: evicted, want: stage.PageFault},
+	{name: "fresh memory is page_fault", path: "/touch?64", want: stage.PageFault},
+	{name: "a stolen processor is run_queue", path: "/cpu?200", cause: burn, want: stage.RunQueue},
+	{name: "SIGSTOP is stopped", path: "/sleep?90", want: stage.Stopped, least: delayMS * ms, cause: func(t *testing.T, s *server) func() {
+		stop := time.AfterFunc(15*time.Millisecond, func() { _ = s.cmd.Process.Signal(syscall.SIGSTOP) })
+		cont := time.AfterFunc(15*time.Millisecond+delayMS*time.Millisecond, func() { _ = s.cmd.Process.Signal(syscall.SIGCONT) })
+		return func() { stop.Stop(); cont.Stop() }
+	}},
+}
+
+// top is the request's largest stage. The machine is shared: time in the run
+// queue that no test caused is real, and left out.
+func top(r *assemble.Request, want stage.Stage) stage.Stage {
+	best := stage.Unattributed
+	for s, v := range r.Exclusive {
+		if stage.Stage(s) == stage.RunQueue && want != stage.RunQueue {
+			continue
+		}
+		if v > r.Exclusive[best] {
+			best = stage.Stage(s)
+		}
+	}
+	return best
+}
+
+func requireWhole(t *testing.T, r *assemble.Request) {
+	t.Helper()
+	var sum int64
+	for s, v := range r.Exclusive {
+		assert.GreaterOrEqual(t, v, int64(0), stage.Stage(s))
+		sum += v
+	}
+	assert.Equal(t, int64(r.End-r.Start), sum, "stages and unattributed sum to the wall time")
+	assert.Empty(t, r.Incomplete, describe(r))
+	assert.Empty(t, r.Refused)
+}
+
+func TestThreadStagesNameTheInjectedFault(t *testing.T) {
+	requireRoot(t)
+	for _, shape := range []string{"thread per connection", "event loop"} {
+		for _, f := range faults {
+			t.Run(shape+"/"+f.name, func(t *testing.T) {
+				s := startC(t, shape == "event loop")
+				w := observe(t, probe.Config{}, s)
+				s.get("/") // pages in the server itself
+				if f.cause != nil {
+					defer f.cause(t, s)()
+				}
+				s.get(f.path)
+				r := &w.wait(2)[1]
+				requireWhole(t, r)
+				assert.Equal(t, f.want.String(), top(r, f.want).String(), describe(r))
+				assert.GreaterOrEqual(t, float64(r.Exclusive[f.want]), tolerance*float64(f.least), describe(r))
+				if f.want.Stall() {
+					assertOccurrences(t, w.of(r), f.want, r)
+				}
+			})
+		}
+	}
+}
+
+// assertOccurrences checks that the stall is also told piece by piece, without
+// overlap.
+func assertOccurrences(t *testing.T, list []assemble.Occurrence, want stage.Stage, r *assemble.Request) {
+	t.Helper()
+	var sum int64
+	for i, o := range list {
+		assert.GreaterOrEqual(t, o.Start, r.Start)
+		assert.LessOrEqual(t, o.End, r.End)
+		assert.LessOrEqual(t, o.Duration, int64(o.End-o.Start))
+		for _, p := range list[:i] {
+			assert.True(t, o.Start >= p.End || p.Start >= o.End, "%v overlaps %v", o, p)
+		}
+		if o.Stage == want {
+			sum += o.Duration
+		}
+	}
+	// short stretches have no record of their own
+	total := max(r.Exclusive[want], r.Plain[want])
+	assert.LessOrEqual(t, sum, total+ms, describe(r))
+	if total > 20*ms && want != stage.PageFault {
+		assert.Greater(t, sum, total/2, "%v %s", list, describe(r))
+	}
+}
+
+func TestThrottlingIsToldFromTheRunQueue(t *testing.T) {
+	requireRoot(t)
+	s := startC(t, false)
+	group := "/sys/fs/cgroup/cpu/ebpfllm-kerneltest"
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Skip("needs a version 1 cpu cgroup: ", err)
+	}
+	t.Cleanup(func() {
+		_ = s.cmd.Process.Kill()
+		_ = s.cmd.Wait()
+		assert.Eventually(t, func() bool { return os.Remove(group) == nil }, 5*time.Second, 20*time.Millisecond)
+	})
+	write := func(name, value string) { require.NoError(t, os.WriteFile(group+"/"+name, []byte(value), 0o644)) }
+	write("cpu.cfs_period_us", "100000")
+	write("cpu.cfs_quota_us", "20000")
+	write("cgroup.procs", fmt.Sprint(s.pid()))
+	w := observe(t, probe.Config{}, s)
+	s.get("/cpu?400")
+	r := &w.wait(1)[0]
+	requireWhole(t, r)
+	assert.Equal(t, "throttled", top(r, stage.Unknown).String(), describe(r))
+	assert.Greater(t, float64(r.Exclusive[stage.Throttled]), 0.6*float64(int64(r.End-r.Start)-r.Exclusive[stage.RunQueue]), describe(r))
+}
+
+func TestAHeldAcceptLoopIsAcceptQueue(t *testing.T) {
+	requireRoot(t)
+	s := startC(t, false)
+	w := observe(t, probe.Config{}, s)
+	s.get("/accept?60") // the loop is in accept now and stalls after the next connection
+	s.get("/")
+	s.get("/")
+	r := &w.wait(3)[2]
+	requireWhole(t, r)
+	assert.Equal(t, "accept_queue", top(r, stage.Unknown).String(), describe(r))
+	assert.Greater(t, float64(r.Exclusive[stage.AcceptQueue]), tolerance*delayMS*float64(ms), describe(r))
+	assert.GreaterOrEqual(t, r.Plain[stage.AcceptQueue], r.Exclusive[stage.AcceptQueue])
+	assertOccurrences(t, w.of(r), stage.AcceptQueue, r)
+}
+
+func TestABusyEventLoopIsReceiveQueue(t *testing.T) {
+	requireRoot(t)
+	s := startC(t, true)
+	w := observe(t, probe.Config{}, s)
+	conn, err := net.Dial("tcp4", s.addr)
+	require.NoError(t, err)
+	defer conn.Close()
+	ask := func() {
+		_, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		require.NoError(t, err)
+	}
+	reply := func() {
+		r, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, r.Body)
+		require.NoError(t, err)
+	}
+	ask() // accepted
+	reply()
+	busy := make(chan struct{})
+	go func() { s.get("/cpu?90"); close(busy) }()
+	require.Eventually(t, func() bool { return running(s) }, 5*time.Second, time.Millisecond)
+	ask()
+	reply()
+	<-busy
+	var r *assemble.Request
+	for _, f := range w.wait(3) {
+		if f.Seq == 2 {
+			r = &f
+		}
+	}
+	require.NotNil(t, r)
+	requireWhole(t, r)
+	assert.Equal(t, "receive_queue", top(r, stage.Unknown).String(), describe(r))
+	assert.Less(t, r.Exclusive[stage.CPU], 10*ms, "what the loop does for others is not this request's: "+describe(r))
+}
+
+// running tells whether the server's only thread is on or waiting for a CPU.
+func running(s *server) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.pid()))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return strings.HasPrefix(rest, "R")
+}
+
+func TestASlowReaderIsSendBuffer(t *testing.T) {
+	requireRoot(t)
+	s := startC(t, false)
+	w := observe(t, probe.Config{}, s)
+	conn := dialSmallWindow(t, s.addr)
+	defer conn.Close()
+	_, err := io.WriteString(conn, "GET /big?2048 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+	require.NoError(t, err)
+	<-time.After(2 * delayMS * time.Millisecond) // the reader's slowness is the fault
+	n, err := io.CopyN(io.Discard, conn, 2048<<10)
+	require.NoError(t, err, n)
+	r := &w.wait(1)[0]
+	requireWhole(t, r)
+	assert.Equal(t, "send_buffer", top(r, stage.Unknown).String(), describe(r))
+	assert.Greater(t, float64(r.Plain[stage.SendBuffer]), tolerance*2*delayMS*float64(ms), describe(r))
+	assertOccurrences(t, w.of(r), stage.SendBuffer, r)
+}
+
+// dialSmallWindow connects with a receive buffer of a few kilobytes.
+func dialSmallWindow(t *testing.T, addr string) net.Conn {
+	t.Helper()
+	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		var e error
+		err := c.Control(func(fd uintptr) { e = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096) })
+		if err != nil {
+			return err
+		}
+		return e
+	}}
+	conn, err := d.Dial("tcp4", addr)
+	require.NoError(t, err)
+	return conn
+}
+
+func TestASlowUploadIsRequestBody(t *testing.T) {
+	requireRoot(t)
+	for _, loop := range []bool{false, true} {
+		t.Run(fmt.Sprintf("loop=%v", loop), func(t *testing.T) {
+			s := startC(t, loop)
+			w := observe(t, probe.Config{}, s)
+			conn, err := net.Dial("tcp4", s.addr)
+			require.NoError(t, err)
+			defer conn.Close()
+			_, err = io.WriteString(conn, "POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\n")
+			require.NoError(t, err)
+			for range 4 {
+				<-time.After(20 * time.Millisecond)
+				_, err = io.WriteString(conn, "xx")
+				require.NoError(t, err)
+			}
+			_, err = http.ReadResponse(bufio.NewReader(conn), nil)
+			require.NoError(t, err)
+			r := &w.wait(1)[0]
+			requireWhole(t, r)
+			assert.Equal(t, "request_body", top(r, stage.Unknown).String(), describe(r))
+			assert.Greater(t, r.Exclusive[stage.RequestBody], 60*ms, describe(r))
+		})
+	}
+}
