@@ -1,0 +1,357 @@
+//go:build linux
+
+package ebpfllmreceiver
+
+import (
+	"context"
+	"encoding/binary"
+	"path/filepath"
+	"testing"
+
+	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/golden"
+	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/pdatatest/ptracetest"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/component/componenttest"
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata/metricdatatest"
+
+	"github.com/ebpfllm/ebpfllm/internal/assemble"
+	"github.com/ebpfllm/ebpfllm/internal/clock"
+	"github.com/ebpfllm/ebpfllm/internal/httphead"
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+	"github.com/ebpfllm/ebpfllm/internal/target"
+	"github.com/ebpfllm/ebpfllm/receiver/ebpfllmreceiver/internal/metadata"
+	"github.com/ebpfllm/ebpfllm/receiver/ebpfllmreceiver/internal/metadatatest"
+)
+
+const (
+	ms = uint64(1e6)
+	// wallStart is the wall time at which the monotonic clock of these tests is 0.
+	wallStart = clock.Offset(1_700_000_000_000_000_000)
+)
+
+// bench is a recorder with everything around it under the test's hand.
+type bench struct {
+	*recorder
+	telemetry *componenttest.Telemetry
+	offset    clock.Offset
+	processes map[uint32]*process
+}
+
+func newBench(t *testing.T) *bench {
+	tel := componenttest.NewTelemetry()
+	t.Cleanup(func() { assert.NoError(t, tel.Shutdown(context.Background())) })
+	builder, err := metadata.NewTelemetryBuilder(tel.NewTelemetrySettings())
+	require.NoError(t, err)
+	t.Cleanup(builder.Shutdown)
+	b := &bench{telemetry: tel, offset: wallStart, processes: map[uint32]*process{
+		10: {Process: target.Process{PID: 10, Executable: "llama-server", Identity: target.Identity{
+			ServiceName: "chat", Cgroup: "0::/llm.slice", ContainerID: "c0ffee",
+		}}, host: "node-1"},
+		11: {Process: target.Process{PID: 11}},
+	}}
+	b.recorder = newRecorder(func(pid uint32) *process { return b.processes[pid] }, func() clock.Offset { return b.offset }, builder)
+	b.spans = true
+	b.metrics = newMetricStore(func() uint64 { return b.offset.Unix(5000 * ms) })
+	var n uint64 // ids count up from 1
+	b.random = func(id []byte) {
+		n++
+		clear(id)
+		binary.BigEndian.PutUint64(id[len(id)-8:], n)
+	}
+	return b
+}
+
+func (b *bench) taken() ptrace.Traces {
+	t, _ := b.take()
+	return t
+}
+
+func key(n int) assemble.Key { return assemble.Key{Cookie: 99, Seq: uint32(n)} }
+
+// streamed is a linked streaming request with every field set.
+func streamed() *assemble.Request {
+	r := &assemble.Request{
+		Key: key(1), PID: 10, TID: 12,
+		Peer: assemble.Peer{
+			Family: 2, LocalAddr: [16]byte{127, 0, 0, 1}, RemoteAddr: [16]byte{10, 0, 0, 7}, LocalPort: 8080, RemotePort: 40000,
+		},
+		Head: httphead.Head{
+			Method: "POST", Path: "/v1/chat/completions", Host: "llm.example", Proto: "1.1",
+			TraceParent: "00-0102030405060708090a0b0c0d0e0f10-1112131415161718-01", TraceState: "ot=rv:0123456789abcd",
+			TraceID:  [16]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16},
+			ParentID: [8]byte{17, 18, 19, 20, 21, 22, 23, 24}, TraceFlags: 1,
+		},
+		Start: 1000 * ms, FirstRead: 1001 * ms, FirstChunk: 1100 * ms, End: 1400 * ms,
+		Status: 200, Streaming: true, Chunks: 3,
+		Gaps:       assemble.Gaps{N: 2, P50: 50e6, P99: 200e6, Max: 200e6},
+		GapValues:  []int64{50e6, 200e6},
+		MajorFault: 60e6, SharedBy: 2,
+	}
+	r.Exclusive[stage.CPU] = 200e6
+	r.Exclusive[stage.PageFault] = 80e6
+	r.Exclusive[stage.SendBuffer] = 20e6
+	r.Exclusive[stage.Wait] = 90e6
+	r.Exclusive[stage.Unattributed] = 10e6
+	r.Plain[stage.SendBuffer] = 35e6
+	return r
+}
+
+// unlinked is a request without context, of which little is known.
+func unlinked() *assemble.Request {
+	r := &assemble.Request{
+		Key: key(2), PID: 11,
+		Peer:  assemble.Peer{Family: 10, LocalAddr: [16]byte{15: 1}, RemoteAddr: [16]byte{15: 1}, LocalPort: 8080, RemotePort: 40001},
+		Head:  httphead.Head{Method: "GET", Path: "/health", Proto: "1.0"},
+		Start: 2000 * ms, FirstRead: 2000 * ms, FirstChunk: 2010 * ms, End: 2010 * ms,
+		Status: 503, Chunks: 1, SharedBy: 1,
+		Missing:    []stage.Stage{stage.PageFault, stage.Qdisc},
+		Incomplete: []string{assemble.IncompleteHead, assemble.IncompleteAborted},
+	}
+	r.Exclusive[stage.CPU] = 10e6
+	return r
+}
+
+func TestSpansOfRequests(t *testing.T) {
+	b := newBench(t)
+	a, u := streamed(), unlinked()
+	b.Begin(a)
+	b.Occurrence(&assemble.Occurrence{
+		Key: a.Key, PID: 10, TID: 12, Stage: stage.PageFault, Start: 1050 * ms, End: 1130 * ms, Duration: 80e6,
+		Syscall: -1, Major: true, SharedBy: 2,
+	})
+	b.Begin(u)
+	b.Occurrence(&assemble.Occurrence{
+		Key: a.Key, PID: 10, TID: 13, Stage: stage.Syscall, Start: 1200 * ms, End: 1203 * ms, Duration: 3e6, Syscall: 0, SharedBy: 1,
+	})
+	b.Occurrence(&assemble.Occurrence{
+		Key: u.Key, Stage: stage.SendBuffer, Start: 2001 * ms, End: 2005 * ms, Duration: 4e6, Syscall: -1, SharedBy: 1,
+	})
+	b.Finish(u)
+	b.Finish(a)
+	got := b.taken()
+
+	path := filepath.Join("testdata", "spans.yaml")
+	want, err := golden.ReadTraces(path)
+	require.NoError(t, err)
+	require.NoError(t, ptracetest.CompareTraces(want, got))
+	assert.Zero(t, b.taken().SpanCount(), "taken once")
+	assert.Empty(t, b.open)
+
+	metadatatest.AssertEqualReceiverEbpfllmRequestsLinked(t, b.telemetry, []metricdata.DataPoint[int64]{
+		{Value: 1, Attributes: attribute.NewSet(attribute.String("method", "traceparent"))},
+		{Value: 1, Attributes: attribute.NewSet(attribute.String("method", "none"))},
+	}, metricdatatest.IgnoreTimestamp())
+}
+
+func spansByName(t ptrace.Traces) map[string]ptrace.Span {
+	m := map[string]ptrace.Span{}
+	for _, rs := range t.ResourceSpans().All() {
+		for _, ss := range rs.ScopeSpans().All() {
+			for _, s := range ss.Spans().All() {
+				m[s.Name()] = s
+			}
+		}
+	}
+	return m
+}
+
+func TestStagesOfARequestSumToItsDuration(t *testing.T) {
+	b := newBench(t)
+	b.Begin(streamed())
+	b.Finish(streamed())
+	s := spansByName(b.taken())[requestSpan]
+	sum := 0.0
+	for name, v := range s.Attributes().All() {
+		if len(name) > len("ebpfllm.stage.") && name[:len("ebpfllm.stage.")] == "ebpfllm.stage." {
+			sum += v.Double()
+		}
+	}
+	assert.InDelta(t, float64(s.EndTimestamp()-s.StartTimestamp())/1e9, sum, 1e-9)
+}
+
+// A mistake in the contract would be to send an occurrence with the request:
+// the processor must hear of it while the request goes on.
+func TestAnOccurrenceIsGivenOnBeforeItsRequestEnds(t *testing.T) {
+	b := newBench(t)
+	r := streamed()
+	b.Begin(r)
+	b.Occurrence(&assemble.Occurrence{Key: r.Key, Stage: stage.RunQueue, Start: 1010 * ms, End: 1020 * ms, Syscall: -1})
+	early := spansByName(b.taken())
+	require.Contains(t, early, "run_queue")
+	b.Finish(r)
+	late := spansByName(b.taken())
+	require.Contains(t, late, requestSpan)
+	assert.Equal(t, late[requestSpan].SpanID(), early["run_queue"].ParentSpanID())
+	assert.Equal(t, late[requestSpan].TraceID(), early["run_queue"].TraceID())
+}
+
+func TestAnUnsampledRequestIsMeasuredAndCountedButGetsNoSpans(t *testing.T) {
+	for _, emit := range []bool{false, true} {
+		b := newBench(t)
+		b.emitUnsampled = emit
+		r := streamed()
+		r.Head.TraceFlags = 0
+		b.Begin(r)
+		b.Occurrence(&assemble.Occurrence{Key: r.Key, Stage: stage.Lock, Start: 1010 * ms, End: 1020 * ms, Syscall: -1})
+		b.Finish(r)
+		spans := b.taken()
+		if emit {
+			assert.Equal(t, 2, spans.SpanCount())
+			assert.Zero(t, spansByName(spans)[requestSpan].Flags())
+		} else {
+			assert.Zero(t, spans.SpanCount())
+			metadatatest.AssertEqualReceiverEbpfllmRequestsUnsampled(t, b.telemetry,
+				[]metricdata.DataPoint[int64]{{Value: 1}}, metricdatatest.IgnoreTimestamp())
+		}
+		assert.Equal(t, 1, b.metrics.collect().ResourceMetrics().Len(), "measured all the same")
+	}
+}
+
+func TestAStepOfTheClockDoesNotTearARequestApart(t *testing.T) {
+	b := newBench(t)
+	r := streamed()
+	b.Begin(r)
+	b.offset -= clock.Offset(3600e9)
+	b.Finish(r)
+	s := spansByName(b.taken())[requestSpan]
+	assert.Equal(t, pcommon.Timestamp(wallStart.Unix(r.Start)), s.StartTimestamp())
+	assert.Equal(t, pcommon.Timestamp(wallStart.Unix(r.End)), s.EndTimestamp())
+}
+
+func TestOwnTracesDiffer(t *testing.T) {
+	b := newBench(t)
+	b.random = randomBytes
+	seen := map[pcommon.TraceID]bool{}
+	for i := range 100 {
+		r := unlinked()
+		r.Key = key(i)
+		b.Begin(r)
+		b.Finish(r)
+	}
+	for _, rs := range b.taken().ResourceSpans().All() {
+		for _, s := range rs.ScopeSpans().At(0).Spans().All() {
+			assert.Equal(t, ptrace.SpanKindServer, s.Kind())
+			assert.True(t, s.ParentSpanID().IsEmpty())
+			assert.False(t, s.SpanID().IsEmpty())
+			seen[s.TraceID()] = true
+		}
+	}
+	assert.Len(t, seen, 100)
+}
+
+func TestIDsAreNeverZero(t *testing.T) {
+	b := newBench(t)
+	n := 0
+	b.random = func(id []byte) {
+		clear(id)
+		if n++; n > 3 {
+			id[0] = 1
+		}
+	}
+	b.Begin(unlinked())
+	assert.False(t, b.open[key(2)].trace.IsEmpty())
+}
+
+func TestWhatIsNotKnownIsLeftOut(t *testing.T) {
+	b := newBench(t)
+	r := unlinked()
+	r.Status, r.FirstChunk, r.Chunks = 0, 0, 0
+	r.Head.Path = ""
+	b.Begin(r)
+	b.Finish(r)
+	a := spansByName(b.taken())[requestSpan].Attributes()
+	for _, name := range []string{
+		"http.response.status_code", "ebpfllm.response.time_to_first_chunk", "ebpfllm.response.chunk.gap.p50", "url.path",
+		"ebpfllm.stage.page_fault", "ebpfllm.page_fault.major", "ebpfllm.socket.qdisc", "gen_ai.operation.name", "ebpfllm.shared_by", "ebpfllm.tid",
+	} {
+		_, ok := a.Get(name)
+		assert.False(t, ok, name)
+	}
+}
+
+func TestALostBatchMarksTheRequestsItTouched(t *testing.T) {
+	b := newBench(t)
+	touched, other := streamed(), unlinked()
+	b.Begin(touched)
+	b.Begin(other)
+	b.Occurrence(&assemble.Occurrence{Key: touched.Key, Stage: stage.Lock, Start: 1010 * ms, End: 1020 * ms, Syscall: -1})
+	_, number := b.take()
+	b.drop(number)
+	b.Finish(touched)
+	a := spansByName(b.taken())[requestSpan].Attributes()
+	incomplete, _ := a.Get("ebpfllm.incomplete")
+	reasons, _ := a.Get("ebpfllm.incomplete.reasons")
+	assert.True(t, incomplete.Bool())
+	assert.Equal(t, []any{"occurrences_lost"}, reasons.Slice().AsRaw())
+
+	other.Incomplete = nil
+	b.Finish(other)
+	incomplete, _ = spansByName(b.taken())[requestSpan].Attributes().Get("ebpfllm.incomplete")
+	assert.False(t, incomplete.Bool())
+}
+
+func TestARefusedRequestHasNoSpanAndNoMetric(t *testing.T) {
+	b := newBench(t)
+	r := streamed()
+	b.Begin(r)
+	r.Refused = assemble.RefusedPipelined
+	b.Finish(r)
+	assert.Zero(t, b.taken().SpanCount())
+	assert.Zero(t, b.metrics.collect().ResourceMetrics().Len())
+	assert.Empty(t, b.open)
+}
+
+func TestAnOccurrenceOfNoRequestIsCounted(t *testing.T) {
+	b := newBench(t)
+	b.Occurrence(&assemble.Occurrence{Key: key(7), Stage: stage.Lock})
+	b.Finish(unlinked()) // was never begun
+	assert.Zero(t, b.taken().SpanCount())
+	assert.Equal(t, uint64(1), b.orphan)
+}
+
+func TestWithoutATracesPipelineNoSpansAreMade(t *testing.T) {
+	b := newBench(t)
+	b.spans = false
+	b.Begin(streamed())
+	b.Occurrence(&assemble.Occurrence{Key: key(1), Stage: stage.Lock, Start: 1010 * ms, End: 1020 * ms})
+	b.Finish(streamed())
+	assert.Zero(t, b.taken().SpanCount())
+	assert.Equal(t, 1, b.metrics.collect().ResourceMetrics().Len())
+}
+
+func TestABatchIsBounded(t *testing.T) {
+	b := newBench(t)
+	batches := 0
+	b.full = func() {
+		batches++
+		assert.Equal(t, maxBatch, b.taken().SpanCount())
+	}
+	b.Begin(streamed())
+	for range 2*maxBatch + 1 {
+		b.Occurrence(&assemble.Occurrence{Key: key(1), Stage: stage.Lock, Start: 1010 * ms, End: 1020 * ms, Syscall: -1})
+	}
+	assert.Equal(t, 2, batches)
+	assert.Equal(t, 1, b.taken().SpanCount())
+}
+
+func BenchmarkRecorder(b *testing.B) {
+	builder, err := metadata.NewTelemetryBuilder(componenttest.NewNopTelemetrySettings())
+	require.NoError(b, err)
+	p := &process{Process: target.Process{PID: 10}}
+	r := newRecorder(func(uint32) *process { return p }, func() clock.Offset { return wallStart }, builder)
+	r.spans, r.metrics = true, newMetricStore(func() uint64 { return 0 })
+	r.full = func() { r.take() }
+	req := streamed()
+	occ := &assemble.Occurrence{Key: req.Key, Stage: stage.PageFault, Start: 1050 * ms, End: 1130 * ms, Syscall: 0}
+	b.ReportAllocs()
+	for b.Loop() {
+		r.Begin(req)
+		r.Occurrence(occ)
+		r.Finish(req)
+	}
+}
