@@ -78,11 +78,13 @@ static __always_inline __u32 head_line(struct head_buffer *h, int n)
 struct scan {
 	struct head_buffer *h;
 	__u32 n;
-	__u32 match; /* how much of "\r\n\r\n" the bytes so far end with */
-	__u32 end;   /* bytes up to and with the blank line, once found */
+	__u32 last; /* the last four bytes so far */
+	__u32 end;  /* bytes up to and with the blank line, once found */
 };
 
-/* One word of the search for the blank line. Only words with a line feed are looked at byte by byte. */
+#define BLANK_LINE 0x0d0a0d0a
+
+/* One word of the search for the blank line. Only the last word, and those with a line feed, are looked at byte by byte. */
 static long scan_word(__u64 i, struct scan *s)
 {
 	__u64 at = i * 8, word, x;
@@ -91,18 +93,16 @@ static long scan_word(__u64 i, struct scan *s)
 		return 1;
 	word = *(__u64 *)(s->h->bytes + at);
 	x = word ^ 0x0a0a0a0a0a0a0a0aULL;
-	if (!((x - 0x0101010101010101ULL) & ~x & 0x8080808080808080ULL)) {
-		s->match = (word >> 56) == '\r';
+	if (at + 8 <= s->n && !((x - 0x0101010101010101ULL) & ~x & 0x8080808080808080ULL)) {
+		s->last = __builtin_bswap32(word >> 32);
 		return 0;
 	}
 #pragma unroll
 	for (int j = 0; j < 8; j++) {
-		__u8 b = word >> (8 * j);
-		if (b == (s->match & 1 ? '\n' : '\r'))
-			s->match++;
-		else
-			s->match = b == '\r';
-		if (s->match == 4) {
+		if (at + j >= s->n)
+			return 1;
+		s->last = s->last << 8 | (__u8)(word >> (8 * j));
+		if (s->last == BLANK_LINE) {
 			s->end = at + j + 1;
 			return 1;
 		}
@@ -115,10 +115,10 @@ static long scan_word(__u64 i, struct scan *s)
  * which the buffer holds the first HEAD_BYTES. Returns whether the head ends
  * here: its blank line was found, or it is too long to follow.
  */
-static __always_inline int head_scan(struct head_buffer *h, int ret, __u8 *match, __u16 *total, __u32 limit)
+static __always_inline int head_scan(struct head_buffer *h, int ret, __u32 *last, __u16 *total, __u32 limit)
 {
 	__u32 n = ret > (int)limit ? limit : ret;
-	struct scan s = { .h = h, .n = n, .match = *match };
+	struct scan s = { .h = h, .n = n, .last = *last };
 
 	bpf_loop(HEAD_BYTES / 8, scan_word, &s, 0);
 	if (s.end && s.end <= n) {
@@ -127,7 +127,7 @@ static __always_inline int head_scan(struct head_buffer *h, int ret, __u8 *match
 		return 1;
 	}
 	h->head.len = n;
-	*match = s.match & 3;
+	*last = s.last;
 	*total += n;
 	if (n < ret || *total >= limit) {
 		h->head.flags |= HEAD_TRUNCATED;

@@ -61,13 +61,14 @@ type KernelConn struct {
 	NoAccept      uint8
 	Candidate     uint8
 	SocketState   uint8
-	HeadMatch     uint8
 	ResponseOpen  uint8
 	Closed        uint8
 	NoArrival     uint8
+	Pad1          uint8
+	_             [2]byte
+	HeadLast      uint32
 	HeadBytes     uint16
 	ResponseBytes uint16
-	_             [2]byte
 	Pid           uint32
 	Tid           uint32
 	Family        uint16
@@ -76,6 +77,7 @@ type KernelConn struct {
 	Pad           uint16
 	Local         [16]uint8
 	Remote        [16]uint8
+	_             [4]byte
 	Established   uint64
 	Accepted      uint64
 	Start         uint64

@@ -94,10 +94,11 @@ struct conn {
 	__u8 no_accept;
 	__u8 candidate;
 	__u8 socket_state; /* exclusive stage of the socket now; 0 none */
-	__u8 head_match;   /* how much of the blank line the bytes so far end with */
 	__u8 response_open; /* the response's head is not complete */
 	__u8 closed;
 	__u8 no_arrival;
+	__u8 pad1;
+	__u32 head_last; /* last four bytes of the head so far */
 	__u16 head_bytes;
 	__u16 response_bytes;
 	__u32 pid;

@@ -157,7 +157,7 @@ static __always_inline void request_reset(struct conn *c, __u64 start)
 	c->state = CONN_HEAD;
 	c->first = c->seq == 1;
 	c->responding = c->last_chunk = c->lost = c->no_lane = c->no_accept = 0;
-	c->head_match = c->response_open = c->no_arrival = 0;
+	c->head_last = c->response_open = c->no_arrival = 0;
 	c->head_bytes = c->response_bytes = 0;
 	c->socket_state = 0;
 	c->start = start;
@@ -260,7 +260,7 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 			h->head.flags |= HEAD_CANDIDATE;
 			h->head.len = head_line(h, ret);
 		} else {
-			complete = head_scan(h, ret, &c->head_match, &c->head_bytes, HEAD_BYTES);
+			complete = head_scan(h, ret, &c->head_last, &c->head_bytes, HEAD_BYTES);
 		}
 		if (complete) {
 			if (!l)

@@ -85,7 +85,7 @@ static __always_inline void response_head(struct conn *c, struct msghdr *msg, __
 		if (!c->responding && n >= 10 && h->bytes[0] == 'H' && h->bytes[4] == '/' && h->bytes[8] == ' ' &&
 		    h->bytes[9] == '1')
 			return;
-		complete = head_scan(h, n, &c->head_match, &c->response_bytes, RESPONSE_BYTES);
+		complete = head_scan(h, n, &c->head_last, &c->response_bytes, RESPONSE_BYTES);
 	}
 	c->responding = 1;
 	c->response_open = !complete;
@@ -143,7 +143,7 @@ int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 	now = bpf_ktime_get_ns();
 	c->sending = 1;
 	if (!c->responding)
-		c->head_match = 0;
+		c->head_last = 0;
 	if (!c->responding || c->response_open)
 		response_head(c, msg, now);
 	follow_sender(c, bpf_get_current_task_btf(), now);

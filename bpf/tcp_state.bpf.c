@@ -54,7 +54,7 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 		return 0;
 	now = bpf_ktime_get_ns();
 	/* what nobody will read or send any more is all there will be */
-	if (c->state == CONN_ACTIVE && !c->sending &&
+	if (c->state == CONN_ACTIVE &&
 	    (!c->responding || c->writes != c->reported || (new_state == TCP_CLOSE && clock_running(c->send))))
 		progress(c, now, now);
 	r.r.kind = RECORD_CLOSE;

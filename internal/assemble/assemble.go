@@ -335,6 +335,8 @@ func (a *Assembler) progress(e *probe.Progress) {
 	}
 }
 
+const terminator = "0\r\n\r\n"
+
 // chunk notes the response bytes that reached the device with this reading.
 func (r *request) chunk(e *probe.Progress) {
 	before, head := uint64(0), uint64(0)
@@ -346,6 +348,9 @@ func (r *request) chunk(e *probe.Progress) {
 	}
 	if e.Sent <= before || e.Sent <= head {
 		return
+	}
+	if e.LastChunk && e.Sent-max(before, head) == uint64(len(terminator)) {
+		return // the end of chunked encoding, sent alone: no part of the answer
 	}
 	writes := int(e.Writes)
 	if r.measured {

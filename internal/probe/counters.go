@@ -74,6 +74,18 @@ func (p *Probe) Counters() (Counters, error) {
 	return c, nil
 }
 
+// Runs tells how often each program has run, while the kernel counts it
+// (kernel.bpf_stats_enabled, or ebpf.EnableStats).
+func (p *Probe) Runs() map[string]uint64 {
+	runs := map[string]uint64{}
+	for name, program := range p.objects.Programs {
+		if s, err := program.Stats(); err == nil {
+			runs[name] = s.RunCount
+		}
+	}
+	return runs
+}
+
 func kindOf(e Event) string {
 	switch e.(type) {
 	case *RequestHead:

@@ -1,0 +1,389 @@
+//go:build linux
+
+package kerneltest
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfllm/ebpfllm/internal/assemble"
+	"github.com/ebpfllm/ebpfllm/internal/probe"
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+)
+
+// programs lists the ids of the kernel's programs that are ours.
+func programs(t *testing.T) []ebpf.ProgramID {
+	t.Helper()
+	var list []ebpf.ProgramID
+	for id := ebpf.ProgramID(0); ; {
+		next, err := ebpf.ProgramGetNextID(id)
+		if err != nil {
+			require.ErrorIs(t, err, os.ErrNotExist)
+			return list
+		}
+		id = next
+		p, err := ebpf.NewProgramFromID(id)
+		if err != nil {
+			continue // gone meanwhile
+		}
+		if info, err := p.Info(); err == nil && (info.Name == "sched_waking" || info.Name == "data_ready" || info.Name == "sock_set_state") {
+			list = append(list, id)
+		}
+		_ = p.Close()
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(entries)
+}
+
+func TestCloseLeavesNothingBehind(t *testing.T) {
+	requireRoot(t)
+	before, files := programs(t), openFiles(t)
+	s := startGo(t)
+	files += openFiles(t) - files // the server's pipe stays open
+	for range 3 {
+		p, err := probe.New(probe.Config{RingBytes: 1 << 16, MinDuration: time.Millisecond}, zap.NewNop())
+		require.NoError(t, err)
+		require.NoError(t, p.Track(s.pid(), probe.Tracking{IsGo: true, GoOffset: -8}))
+		assert.Greater(t, len(programs(t)), len(before))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- p.Run(ctx, func(probe.Event) {}) }()
+		cancel()
+		require.NoError(t, <-done)
+		require.NoError(t, p.Close())
+		require.NoError(t, p.Close(), "twice is once")
+		assert.ErrorIs(t, p.Track(s.pid(), probe.Tracking{}), os.ErrClosed)
+	}
+	// the kernel frees programs after a grace period
+	assert.Eventually(t, func() bool { return len(programs(t)) == len(before) }, 5*time.Second, 20*time.Millisecond)
+	assert.Equal(t, files, openFiles(t))
+	goleak.VerifyNone(t, goleak.IgnoreTopFunction("os/exec.(*Cmd).watchCtx"))
+}
+
+// attached counts the programs that run at context switches, as the kernel
+// shows them: a program that is loaded but attached nowhere does not run.
+func switches(t *testing.T, w *watch) uint64 {
+	t.Helper()
+	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+	require.NoError(t, err)
+	defer stats.Close()
+	before := w.probe.Runs()["sched_switch"]
+	for range 20 {
+		<-time.After(time.Millisecond)
+	}
+	return w.probe.Runs()["sched_switch"] - before
+}
+
+func TestHotHooksAreDetachedWithoutATarget(t *testing.T) {
+	requireRoot(t)
+	s := startGo(t)
+	w := observe(t, probe.Config{}, s)
+	assert.Positive(t, switches(t, w))
+	require.NoError(t, w.probe.Untrack(s.pid()))
+	assert.Zero(t, switches(t, w))
+	require.NoError(t, w.probe.Track(s.pid(), probe.Tracking{Candidate: true}))
+	assert.Zero(t, switches(t, w), "a candidate needs no scheduler hooks")
+	require.NoError(t, w.probe.Track(s.pid(), probe.Tracking{IsGo: true, GoOffset: -8}))
+	assert.Positive(t, switches(t, w))
+	require.NoError(t, s.cmd.Process.Kill())
+	assert.Eventually(t, func() bool { return switches(t, w) == 0 }, 5*time.Second, 20*time.Millisecond, "the last target has ended")
+}
+
+func TestAFullRingIsCountedAndMarksTheRequest(t *testing.T) {
+	requireRoot(t)
+	s := startGo(t)
+	w := observe(t, probe.Config{RingBytes: 4096}, s)
+	conn, err := net.Dial("tcp4", s.addr)
+	require.NoError(t, err)
+	defer conn.Close()
+	in := bufio.NewReader(conn)
+	// more records between two polls than a page holds
+	for range 200 {
+		_, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		require.NoError(t, err)
+		r, err := http.ReadResponse(in, nil)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, r.Body)
+		require.NoError(t, err)
+	}
+	finished := w.wait(2)
+	c, err := w.probe.Counters()
+	require.NoError(t, err)
+	var lost uint64
+	for _, n := range c.Lost {
+		lost += n
+	}
+	assert.Positive(t, lost)
+	for _, r := range finished {
+		if r.Refused == "" && r.Incomplete == nil {
+			assert.NotZero(t, r.Status, "what is said to be whole is whole: %s", describe(&r))
+		}
+	}
+}
+
+func TestStagesThatAreOffAreMissingAndNotZero(t *testing.T) {
+	requireRoot(t)
+	s := startC(t, false)
+	w := observe(t, probe.Config{Disabled: []stage.Stage{stage.PageFault, stage.AcceptQueue}}, s)
+	for _, r := range w.probe.Report() {
+		off := r.Stage == stage.PageFault || r.Stage == stage.AcceptQueue
+		assert.Equal(t, !off, r.Available, "%+v", r)
+		assert.Equal(t, off, r.Hook == "", "%+v", r)
+		assert.Equal(t, off, r.Reason != "", "%+v", r)
+	}
+	s.get("/map")
+	r := &w.wait(1)[0]
+	requireWhole(t, r)
+	assert.Equal(t, []stage.Stage{stage.PageFault, stage.AcceptQueue}, r.Missing)
+	assert.Zero(t, r.Exclusive[stage.PageFault])
+}
+
+// Without privileges the error names what is missing. The child is this test
+// itself, without capabilities.
+func TestWithoutCapabilitiesTheErrorNamesThem(t *testing.T) {
+	if os.Getenv("EBPFLLM_KERNELTEST_UNPRIVILEGED") != "" {
+		_, err := probe.New(probe.Config{RingBytes: 4096}, zap.NewNop())
+		require.ErrorContains(t, err, "CAP_BPF and CAP_PERFMON")
+		require.ErrorContains(t, err, "setcap")
+		return
+	}
+	requireRoot(t)
+	cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), "EBPFLLM_KERNELTEST_UNPRIVILEGED=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	// a place that this user can enter and the binary it can read
+	dir, err := os.MkdirTemp("/tmp", "kerneltest")
+	require.NoError(t, err)
+	defer os.RemoveAll(dir)
+	require.NoError(t, os.Chmod(dir, 0o755))
+	binary, err := os.ReadFile(os.Args[0])
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(dir+"/test", binary, 0o755))
+	cmd.Path, cmd.Dir = dir+"/test", dir
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	assert.Contains(t, string(out), "--- PASS")
+}
+
+func TestThreadsAndProcessesThatComeLaterAreWatched(t *testing.T) {
+	requireRoot(t)
+	binary, err := compile()
+	require.NoError(t, err)
+	// a shell that becomes the server's parent after it is tracked
+	shell := exec.Command("sh", "-c", `read line; "$0" "$1" /dev/null & wait`, binary, "18997")
+	in, err := shell.StdinPipe()
+	require.NoError(t, err)
+	out, err := shell.StdoutPipe()
+	require.NoError(t, err)
+	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	require.NoError(t, shell.Start())
+	defer func() {
+		_ = syscall.Kill(-shell.Process.Pid, syscall.SIGKILL)
+		_ = shell.Wait()
+	}()
+	w := observe(t, probe.Config{})
+	require.NoError(t, w.probe.Track(uint32(shell.Process.Pid), probe.Tracking{}))
+	_, err = io.WriteString(in, "go\n")
+	require.NoError(t, err)
+	line, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "ready\n", line)
+	s := &server{t: t, addr: "127.0.0.1:18997"}
+	s.get("/lock?20")
+	r := &w.wait(1)[0]
+	requireWhole(t, r)
+	assert.Equal(t, "lock", top(r, stage.Unknown).String(), describe(r))
+	assert.NotEqual(t, uint32(shell.Process.Pid), r.PID)
+}
+
+func TestGoroutines(t *testing.T) {
+	requireRoot(t)
+	lock := t.TempDir() + "/lock"
+	s := startGo(t, "LOCK="+lock)
+	w := observe(t, probe.Config{}, s)
+	s.get("/")
+
+	t.Run("a held flock is lock", func(t *testing.T) {
+		f, err := os.OpenFile(lock, os.O_RDWR|os.O_CREATE, 0o600)
+		require.NoError(t, err)
+		require.NoError(t, syscall.Flock(int(f.Fd()), syscall.LOCK_EX))
+		release := time.AfterFunc(delayMS*time.Millisecond, func() { _ = f.Close() })
+		defer release.Stop()
+		s.get("/flock")
+		r := &w.wait(2)[1]
+		requireWhole(t, r)
+		assert.Equal(t, "lock", top(r, stage.Unknown).String(), describe(r))
+		assert.Greater(t, float64(r.Exclusive[stage.Lock]), tolerance*delayMS*float64(ms), describe(r))
+		assertOccurrences(t, w.of(r), stage.Lock, r)
+	})
+	t.Run("a goroutine on no thread stops with its process", func(t *testing.T) {
+		stop := time.AfterFunc(15*time.Millisecond, func() { _ = s.cmd.Process.Signal(syscall.SIGSTOP) })
+		cont := time.AfterFunc(15*time.Millisecond+delayMS*time.Millisecond, func() { _ = s.cmd.Process.Signal(syscall.SIGCONT) })
+		defer stop.Stop()
+		defer cont.Stop()
+		s.get("/stream?40")
+		r := &w.wait(3)[2]
+		requireWhole(t, r)
+		assert.Greater(t, float64(r.Exclusive[stage.Stopped]), tolerance*delayMS*float64(ms), describe(r))
+		assert.Equal(t, 40, r.Chunks)
+		assert.Equal(t, 39, r.Gaps.N)
+		assert.True(t, r.Streaming)
+		assert.GreaterOrEqual(t, r.Gaps.Max, delayMS*ms*8/10)
+		assert.Less(t, r.Gaps.P50, 20*ms)
+	})
+	t.Run("others' waiting is not the request's", func(t *testing.T) {
+		slow := make(chan struct{})
+		go func() { s.get("/sleep?80"); close(slow) }()
+		s.get("/")
+		<-slow
+		for _, r := range w.wait(5)[3:] {
+			requireWhole(t, &r)
+			assert.Equal(t, 1, r.SharedBy, "each goroutine is its own")
+			if r.Head.Path == "/" {
+				assert.Less(t, int64(r.End-r.Start), 70*ms, describe(&r))
+			} else {
+				assert.Equal(t, "wait", top(&r, stage.Unknown).String(), describe(&r))
+			}
+		}
+	})
+}
+
+// HTTP as it comes: each case is what a client writes, and what must be made of
+// it.
+func TestMessages(t *testing.T) {
+	requireRoot(t)
+	s := startC(t, false)
+	w := observe(t, probe.Config{}, s)
+	traceparent := "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	// exchange writes the pieces, waits for n responses, and returns the requests made of them
+	exchange := func(t *testing.T, n int, pieces ...string) []assemble.Request {
+		t.Helper()
+		w.mu.Lock()
+		before := len(w.finished)
+		w.mu.Unlock()
+		conn, err := net.Dial("tcp4", s.addr)
+		require.NoError(t, err)
+		defer conn.Close()
+		in := bufio.NewReader(conn)
+		for _, p := range pieces {
+			_, err := io.WriteString(conn, p)
+			require.NoError(t, err)
+			<-time.After(5 * time.Millisecond) // a segment of its own
+		}
+		for range n {
+			r, err := http.ReadResponse(in, nil)
+			require.NoError(t, err)
+			_, err = io.Copy(io.Discard, r.Body)
+			require.NoError(t, err)
+		}
+		return w.wait(before + max(n, 1))[before:]
+	}
+	t.Run("a traceparent in any case", func(t *testing.T) {
+		r := exchange(t, 1, "GET / HTTP/1.1\r\nHost: x\r\nTRACEPARENT: "+traceparent+"\r\n\r\n")[0]
+		requireWhole(t, &r)
+		assert.Equal(t, traceparent, r.Head.TraceParent)
+	})
+	t.Run("a head in pieces, the blank line itself cut", func(t *testing.T) {
+		r := exchange(t, 1, "GET /pieces?secret HT", "TP/1.1\r\nHost: x\r\ntraceparent: "+traceparent+"\r", "\n\r", "\n")[0]
+		requireWhole(t, &r)
+		assert.Equal(t, "/pieces", r.Head.Path)
+		assert.Equal(t, traceparent, r.Head.TraceParent)
+		assert.Greater(t, r.Exclusive[stage.RequestBody], 10*ms, "the client was slow: "+describe(&r))
+	})
+	t.Run("a body in the head's segment", func(t *testing.T) {
+		r := exchange(t, 1, "POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nabcde")[0]
+		requireWhole(t, &r)
+		assert.Equal(t, "POST", r.Head.Method)
+	})
+	t.Run("kept alive", func(t *testing.T) {
+		conn, err := net.Dial("tcp4", s.addr)
+		require.NoError(t, err)
+		defer conn.Close()
+		w.mu.Lock()
+		before := len(w.finished)
+		w.mu.Unlock()
+		in := bufio.NewReader(conn)
+		for i := range 5 {
+			fmt.Fprintf(conn, "GET /n%d HTTP/1.1\r\nHost: x\r\n\r\n", i)
+			r, err := http.ReadResponse(in, nil)
+			require.NoError(t, err)
+			_, err = io.Copy(io.Discard, r.Body)
+			require.NoError(t, err)
+		}
+		for i, r := range w.wait(before + 5)[before:] {
+			requireWhole(t, &r)
+			assert.Equal(t, fmt.Sprintf("/n%d", i), r.Head.Path)
+			assert.EqualValues(t, i+1, r.Seq)
+			assert.NotZero(t, r.FirstChunk)
+		}
+	})
+	t.Run("chunked, to its terminator", func(t *testing.T) {
+		r := exchange(t, 1, "GET /stream?7 HTTP/1.1\r\nHost: x\r\n\r\n")[0]
+		requireWhole(t, &r)
+		assert.True(t, r.Streaming)
+		assert.GreaterOrEqual(t, r.Chunks, 7)
+	})
+	t.Run("pipelined", func(t *testing.T) {
+		get := "GET /p HTTP/1.1\r\nHost: x\r\n\r\n"
+		r := exchange(t, 0, get+get)[0]
+		assert.Equal(t, assemble.RefusedPipelined, r.Refused)
+		w.mu.Lock()
+		assert.NotZero(t, w.unparsed["pipelined"])
+		w.mu.Unlock()
+	})
+	t.Run("a client that goes away", func(t *testing.T) {
+		w.mu.Lock()
+		before := len(w.finished)
+		w.mu.Unlock()
+		conn := dialSmallWindow(t, s.addr)
+		_, err := io.WriteString(conn, "GET /big?4096 HTTP/1.1\r\nHost: x\r\n\r\n")
+		require.NoError(t, err)
+		_, err = io.ReadFull(conn, make([]byte, 100))
+		require.NoError(t, err)
+		require.NoError(t, conn.Close())
+		r := w.wait(before + 1)[before]
+		assert.Equal(t, []string{assemble.IncompleteAborted}, r.Incomplete, describe(&r))
+		assert.Equal(t, 200, r.Status)
+	})
+	t.Run("not HTTP", func(t *testing.T) {
+		conn, err := net.Dial("tcp4", s.addr)
+		require.NoError(t, err)
+		_, err = io.WriteString(conn, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello\r\n\r\n")
+		require.NoError(t, err)
+		require.Eventually(t, func() bool {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.unparsed["request_malformed"] == 1
+		}, 5*time.Second, 10*time.Millisecond)
+		require.NoError(t, conn.Close())
+		r := exchange(t, 1, "GET /after HTTP/1.1\r\nHost: x\r\n\r\n")[0]
+		requireWhole(t, &r)
+	})
+	t.Run("a head longer than what is copied", func(t *testing.T) {
+		r := exchange(t, 1, "GET /long HTTP/1.1\r\nHost: x\r\nCookie: "+strings.Repeat("c", 5000)+"\r\n\r\n")[0]
+		assert.Equal(t, []string{assemble.IncompleteHead}, r.Incomplete, describe(&r))
+		assert.Equal(t, "/long", r.Head.Path)
+	})
+}
