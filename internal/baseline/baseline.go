@@ -11,8 +11,9 @@
 package baseline
 
 import (
+	"cmp"
 	"container/list"
-	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -108,7 +109,7 @@ func New(cfg Config, start time.Time) *Book {
 	}
 }
 
-// Group returns the series of an operation, which must not be Every. The Group
+// Group returns the series of an operation; for Every, those of the service. It
 // is valid until the next call of Group: it may be the one that goes when the
 // book is full.
 func (b *Book) Group(service, operation string) *Group {
@@ -119,6 +120,9 @@ func (b *Book) Group(service, operation string) *Group {
 	p, ok := b.groups[groupKey{service, Every}]
 	if !ok {
 		p = b.add(groupKey{strings.Clone(service), Every}, nil)
+	}
+	if operation == Every {
+		return p
 	}
 	p.kids++
 	return b.add(groupKey{p.key.service, strings.Clone(operation)}, p)
@@ -191,6 +195,9 @@ func (b *Book) Step(now time.Time) []Change {
 			}
 		}
 	}
+	slices.SortFunc(changes, func(a, b Change) int {
+		return cmp.Or(strings.Compare(a.Service, b.Service), strings.Compare(a.Operation, b.Operation), strings.Compare(a.Stage, b.Stage))
+	})
 	b.slice += uint32(min(n, nSlices))
 	return changes
 }
@@ -208,9 +215,4 @@ func (b *Book) Stats() (own, warming int, evicted int64) {
 		}
 	}
 	return own, warming, b.evicted
-}
-
-// String names a change for the log.
-func (c Change) String() string {
-	return fmt.Sprintf("%s %s %s: %.6fs -> %.6fs", c.Service, c.Operation, c.Stage, c.Before, c.After)
 }

@@ -175,14 +175,19 @@ func (s *Series) Judge(v float64, fallback bool) Verdict {
 	return Verdict{Exceeds: v > limit, Threshold: limit, State: Fallback}
 }
 
-// refresh returns the summary, computed anew when the slice has changed or
-// enough values have come since.
+// refresh returns the summary, computed anew when the slice has changed, when
+// the values become enough, and from then on when enough have come since.
 func (s *Series) refresh() *summary {
 	cur := s.current()
-	fresh := s.cache.slice == s.book.slice
-	added := cur.n - s.cache.n
-	if fresh && (added == 0 || float64(added) < refreshShare*float64(s.cache.count)) {
-		return &s.cache
+	if s.cache.slice == s.book.slice {
+		added := cur.n - s.cache.n
+		if s.cache.count < s.book.cfg.MinSamples {
+			if s.cache.count+added < s.book.cfg.MinSamples {
+				return &s.cache
+			}
+		} else if float64(added) < refreshShare*float64(s.cache.count) {
+			return &s.cache
+		}
 	}
 	var all sketch
 	sum := summary{slice: s.book.slice, n: cur.n}

@@ -5,6 +5,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
+	"github.com/ebpfllm/ebpfllm/internal/baseline"
 	"github.com/ebpfllm/ebpfllm/internal/rootcause"
 )
 
@@ -106,7 +107,9 @@ func (p *spikeSampling) annotate(k *keptTrace, nodes []node) {
 			name = spanSeries.name
 		}
 		attrs.PutStr(attrSpikeStage, name)
-		attrs.PutDouble(attrBaseline, k.top.verdict.Baseline)
+		if k.top.verdict.State != baseline.Fallback { // unknown is not zero
+			attrs.PutDouble(attrBaseline, k.top.verdict.Baseline)
+		}
 		attrs.PutStr(attrBaselineState, k.top.verdict.State.String())
 		attrs.PutStr(attrRootCause, cause.Cause)
 		attrs.PutStr(attrRecommendation, cause.Recommendation)

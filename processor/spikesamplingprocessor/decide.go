@@ -163,7 +163,8 @@ func (p *spikeSampling) spikesOf(tr *trace) []*spike {
 		}
 	}
 	for i := range tr.records {
-		if rec := &tr.records[i]; wires[rec.parent] {
+		// The entry span: below a wire's parent, and SERVER, for it has a parent.
+		if rec := &tr.records[i]; wires[rec.parent] && rec.role&roleRoot != 0 {
 			measured[rec.scope.resource.service] = true
 		}
 	}
@@ -192,10 +193,11 @@ func (p *spikeSampling) check(tr *trace, now int64, stepped bool) {
 			return
 		}
 	}
-	// A spike waits for its neighbours, and for the step that finds them.
+	// A spike waits for its neighbours, and for the step that finds them; a trace
+	// with ever new ones does not wait for ever.
 	for _, s := range tr.spikes {
-		if s.holdUntil > now {
-			p.buffer.setDue(tr, s.holdUntil)
+		if hold := min(s.holdUntil, limit+p.cfg.Clustering.ClusterWait.Nanoseconds()); hold > now {
+			p.buffer.setDue(tr, hold)
 			return
 		}
 	}

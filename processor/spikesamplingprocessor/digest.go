@@ -326,7 +326,7 @@ func isVersion(s string) bool {
 
 func serviceName(r pcommon.Resource) string {
 	if v, ok := r.Attributes().Get("service.name"); ok && v.Str() != "" {
-		return v.Str()
+		return v.Str()[:min(len(v.Str()), maxName)]
 	}
 	return "unknown_service"
 }

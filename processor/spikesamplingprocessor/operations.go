@@ -4,6 +4,8 @@ import (
 	"strings"
 
 	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/ebpfllm/ebpfllm/internal/baseline"
 )
 
 // otherOperation stands for the operations of a service beyond maxOperations.
@@ -13,8 +15,10 @@ const otherOperation = "other"
 // paths or span names cannot push out the series of real ones.
 const maxOperations = 200
 
-// operations names operations, within bounds. The names of application spans are
-// told apart by kind.
+// maxName bounds the length of a service's or operation's name, in bytes.
+const maxName = 256
+
+// operations names operations, within bounds.
 type operations struct {
 	max     int // of all services
 	names   map[operationKey]*operation
@@ -23,7 +27,8 @@ type operations struct {
 
 type operationKey struct {
 	service, name string
-	kind          ptrace.SpanKind // unspecified for the receiver's
+	kind          ptrace.SpanKind
+	kernel        bool // a kernel.request's operation; else an application span's name
 }
 
 type operation struct {
@@ -37,6 +42,10 @@ func newOperations(bound int) *operations {
 
 // name returns the operation's name, or other.
 func (o *operations) name(k operationKey, now int64) string {
+	k.name = k.name[:min(len(k.name), maxName)]
+	if k.name == baseline.Every {
+		return otherOperation // the name of what all operations have in common
+	}
 	if op, ok := o.names[k]; ok {
 		op.seen = now
 		return op.name
@@ -47,7 +56,7 @@ func (o *operations) name(k operationKey, now int64) string {
 	// The key's strings belong to the incoming data: do not keep that alive.
 	k.service, k.name = strings.Clone(k.service), strings.Clone(k.name)
 	op := &operation{name: k.name, seen: now}
-	if k.kind != ptrace.SpanKindUnspecified {
+	if !k.kernel {
 		op.name += " (" + strings.ToLower(k.kind.String()) + ")"
 	}
 	o.names[k] = op

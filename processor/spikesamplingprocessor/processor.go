@@ -27,7 +27,7 @@ const giantShare = 4
 
 var (
 	errBufferFull = errors.New("spike_sampling: the buffer is full of kept traces that the next component has not taken; the batch is refused, send it again later")
-	errStopped    = errors.New("spike_sampling: already shut down")
+	errNotRunning = errors.New("spike_sampling: not running: it was not started yet, or is shut down")
 )
 
 // spikeSampling is the processor. One lock guards all state; spans are
@@ -171,7 +171,7 @@ func (p *spikeSampling) ConsumeTraces(_ context.Context, td ptrace.Traces) error
 	switch {
 	case p.stopped || !p.started:
 		p.mu.Unlock()
-		return errStopped
+		return errNotRunning
 	case p.outboxBytes >= p.limit:
 		p.count.drop(dropRefused, spans)
 		p.mu.Unlock()
@@ -199,7 +199,7 @@ func (p *spikeSampling) clock() int64 {
 func (p *spikeSampling) absorb(d *digest) error {
 	if p.finished {
 		p.count.drop(dropRefused, len(d.items))
-		return errStopped
+		return errNotRunning
 	}
 	now := p.clock()
 	p.count.drop(dropNoTraceID, d.missingTrace)

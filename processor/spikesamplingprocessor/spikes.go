@@ -102,7 +102,7 @@ const maxSpikes = 256
 func (p *spikeSampling) observe(tr *trace, it *item, now int64) {
 	service := it.scope.resource.service
 	if it.kernel != nil {
-		name := p.operations.name(operationKey{service: service, name: it.kernel.operation}, now)
+		name := p.operations.name(operationKey{service: service, name: it.kernel.operation, kernel: true}, now)
 		group := p.baseline.Group(service, name)
 		for _, m := range it.kernel.values {
 			at := it.end
@@ -117,7 +117,7 @@ func (p *spikeSampling) observe(tr *trace, it *item, now int64) {
 		return
 	}
 	if d := it.duration(); d >= 0 && !it.scope.kernel {
-		name := p.operations.name(operationKey{service, it.name, it.kind}, now)
+		name := p.operations.name(operationKey{service: service, name: it.name, kind: it.kind}, now)
 		p.judge(p.baseline.Group(service, name).Series(spanSeries.name), tr, spike{
 			kind: spanSeries, span: it.id, service: service, operation: name, seconds: d, learn: true,
 		}, it.end, now)
