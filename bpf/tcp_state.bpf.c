@@ -15,6 +15,7 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 	struct close_record r = {};
 	struct conn *c;
 	__u64 now;
+	int drained;
 
 	if (sk->__sk_common.skc_family != AF_INET && sk->__sk_common.skc_family != AF_INET6)
 		return 0;
@@ -53,16 +54,20 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 	if (!c || !c->seq)
 		return 0;
 	now = bpf_ktime_get_ns();
-	/* what nobody will read or send any more is all there will be */
-	if (c->state == CONN_ACTIVE &&
-	    (!c->responding || c->writes != c->reported || (new_state == TCP_CLOSE && clock_running(c->send))))
+	drained = !clock_running(c->send) && !clock_running(c->qdisc);
+	/*
+	 * What nobody will read or send any more is all there will be. A socket that was closed with bytes unsent
+	 * still sends them: the reading comes when they have reached the device, or with the socket's end.
+	 */
+	if (c->state == CONN_ACTIVE && (!c->responding || (c->writes != c->reported && drained) ||
+					(new_state == TCP_CLOSE && (c->writes != c->reported || !drained))))
 		progress(c, now, now);
 	r.r.kind = RECORD_CLOSE;
 	r.r.cookie = c->cookie;
 	r.r.seq = c->seq;
 	r.r.time = now;
 	r.lane = c->lane.goroutine ? c->lane.id : 0;
-	r.flags = (clock_running(c->send) || clock_running(c->qdisc) ? 0 : CLOSE_DRAINED) |
+	r.flags = (drained ? CLOSE_DRAINED : 0) |
 		  (new_state == TCP_CLOSE ? CLOSE_FINAL : 0) | (c->lost ? CLOSE_LOST : 0);
 	send_up(&r, sizeof(r), LOST_CLOSE);
 	/* a connection's goroutine ends with it; a thread's lane with the thread */
