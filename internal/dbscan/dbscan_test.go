@@ -260,7 +260,8 @@ var layouts = map[string]func(r *rand.Rand) float64{
 	"one outlier in 8": func(r *rand.Rand) float64 {
 		return float64(r.IntN(12))/2 + float64(r.IntN(8)/7)*1e6*float64(r.IntN(3))
 	},
-	"enormous": func(r *rand.Rand) float64 { return math.Ldexp(float64(r.IntN(5)-2), r.IntN(1022)) },
+	"enormous":   func(r *rand.Rand) float64 { return math.Ldexp(float64(r.IntN(5)-2), r.IntN(1022)) },
+	"very large": func(r *rand.Rand) float64 { return math.Ldexp(float64(r.IntN(5)-2), r.IntN(60)) },
 	"all alike": func(*rand.Rand) float64 {
 		return 0.1
 	},
@@ -348,6 +349,115 @@ func TestPointsExactlyEpsApartAcrossCellBorders(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Two points at the facing corners of cells that are only just in reach of each
+// other, with a third at the origin that fixes where cells begin.
+func TestPointsInTheFarthestCellsInReach(t *testing.T) {
+	for dims := 1; dims <= MaxDims; dims++ {
+		side := 1 / math.Sqrt(float64(dims))
+		inner := side * (1 - 1.5e-9) // still in the first cell, and inner+side in the third
+		diagonal := make([]float64, 3*dims)
+		for k := range dims {
+			diagonal[dims+k], diagonal[2*dims+k] = inner, inner+side
+		}
+		requireExact(t, diagonal, dims, 1, 2)
+		requireExact(t, diagonal, dims, math.Nextafter(1, 2), 2)
+		for k := range dims {
+			along := make([]float64, 3*dims)
+			along[dims+k], along[2*dims+k] = inner, inner+1
+			requireExact(t, along, dims, 1, 2)
+			requireExact(t, along, dims, math.Nextafter(1, 2), 2)
+		}
+	}
+}
+
+// A cell's diagonal must stay below eps as computed: points a few ulp to either
+// side of eps apart along a diagonal must not be taken for cell mates.
+func TestPointsAcrossACellAreComparedAsComputed(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for range 5000 {
+		dims := 1 + r.IntN(MaxDims)
+		eps := r.Float64() + 0.5
+		points := make([]float64, 2*dims)
+		for k := range dims {
+			x := eps / math.Sqrt(float64(dims))
+			for range r.IntN(4) {
+				x = math.Nextafter(x, float64(2*r.IntN(2)))
+			}
+			points[dims+k] = x
+		}
+		requireExact(t, points, dims, eps, 2)
+	}
+}
+
+// Far from the point where counting cells begins, rounding moves the border of a
+// cell by more than coordinates differ. Each pair begins about where a cell does
+// and ends a few ulp within eps or without.
+func TestCellBordersFarFromTheOrigin(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 10))
+	const pairs = 20000
+	for _, eps := range []float64{1, 0.7, 0.9, 1.9} {
+		const lo, hi = -2e9, 1e6
+		side := cellSide(1, eps, (hi-lo)/cellSide(1, eps, 0))
+		points := []float64{lo, hi}
+		want := []int32{Noise, Noise}
+		clusters := int32(0)
+		for i := range pairs {
+			ulps := func(x float64) float64 {
+				toward := 1e10 * float64(r.IntN(2))
+				for range r.IntN(4) {
+					x = math.Nextafter(x, toward)
+				}
+				return x
+			}
+			x := lo + side*float64(int((1000-lo)/side)+16*i) + (r.Float64()-0.5)*1e-6
+			y := ulps(x + eps)
+			points = append(points, x, y)
+			if y-x <= eps {
+				want = append(want, clusters, clusters)
+				clusters++
+			} else {
+				want = append(want, Noise, Noise)
+			}
+		}
+		require.Positive(t, clusters)
+		require.Less(t, clusters, int32(pairs))
+		got, err := Cluster(points, 1, eps, 2)
+		require.NoError(t, err)
+		for i := range want {
+			require.Equal(t, want[i], got.Labels[i], "eps %v, point %d at %v", eps, i, points[i])
+		}
+	}
+}
+
+func TestBoxesOneUlpLongAreSplit(t *testing.T) {
+	for start := range 4 {
+		var points []float64
+		for place := range 10 {
+			points = append(points, slices.Repeat([]float64{1e16 + 2*float64(start+place)}, 20)...)
+		}
+		for _, eps := range []float64{1, 2, 3, 4, 5} {
+			requireExact(t, points, 1, eps, 3)
+		}
+	}
+}
+
+func TestDistancesAreSummedInAxisOrder(t *testing.T) {
+	r := rand.New(rand.NewPCG(11, 12))
+	matters := 0
+	for range 20000 {
+		x, y, z := r.Float64(), r.Float64(), r.Float64()
+		inOrder := float64(x*x) + float64(y*y) + float64(z*z)
+		reversed := float64(z*z) + float64(y*y) + float64(x*x)
+		eps := math.Sqrt(inOrder)
+		if inOrder == reversed || eps*eps != min(inOrder, reversed) {
+			continue
+		}
+		matters++
+		requireExact(t, []float64{0, 0, 0, x, y, z}, 3, eps, 2)
+	}
+	require.Greater(t, matters, 100)
 }
 
 func TestMakeGivesDataThatTheReferenceAgreesOn(t *testing.T) {

@@ -156,7 +156,7 @@ func (g *grid) farKeys(points []float64, eps float64) ([]uint64, bool) {
 		origin, base := at(order[0]), uint64(0)
 		for j, i := range order {
 			x := at(i)
-			if j > 0 && x-at(order[j-1]) > eps*(1+1e-9) {
+			if j > 0 && x-at(order[j-1]) > eps { // so are their squares: rounding keeps squares of different numbers apart
 				origin, base = x, last[k]+apart
 			}
 			last[k] = base + uint64((x-origin)*perUnit)
