@@ -1,0 +1,82 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/consumer/consumertest"
+)
+
+func TestRatioIsAboveOneForTheBetter(t *testing.T) {
+	theirs := row{Subject: "theirs", Value: 2}
+	less := row{Value: 1}
+	less.compare(theirs, false)
+	assert.Equal(t, row{Value: 1, RatioTo: "theirs", Ratio: 2}, less)
+	more := row{Value: 1}
+	more.compare(theirs, true)
+	assert.Equal(t, row{Value: 1, RatioTo: "theirs", Ratio: 0.5}, more)
+	none := row{}
+	none.compare(theirs, false)
+	assert.Zero(t, none, "nothing compares with zero")
+}
+
+func TestServerCommandsRowsAreTakenIn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the command is only run as root")
+	}
+	var rep report
+	require.NoError(t, measureServer(t.Context(), &rep, `echo '{"rows":[{"name":"n","subject":"s","value":2.5,"unit":"us"}],"more":1}'`))
+	assert.Equal(t, []row{{Name: "n", Subject: "s", Value: 2.5, Unit: "us"}}, rep.Rows)
+	assert.JSONEq(t, `{"rows":[{"name":"n","subject":"s","value":2.5,"unit":"us"}],"more":1}`, string(rep.ServerCost))
+	assert.Empty(t, rep.LeftOut)
+
+	for _, command := range []string{"exit 3", "echo hello", "true"} {
+		rep := report{}
+		require.Error(t, measureServer(t.Context(), &rep, command), command)
+		assert.Empty(t, rep.Rows)
+		assert.Len(t, rep.LeftOut, 1, command)
+	}
+}
+
+func TestWhatIsNotMeasuredIsListedWithItsReason(t *testing.T) {
+	var rep report
+	require.NoError(t, measureServer(t.Context(), &rep, ""))
+	assert.Empty(t, rep.Rows)
+	var out bytes.Buffer
+	printTable(&out, &rep)
+	assert.Contains(t, out.String(), "not measured: cost to the server per request: no command given with -server-cost")
+}
+
+func TestPointsSurviveTheirFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "points")
+	want := []float64{0, -1.5, 1e300}
+	require.NoError(t, writeFloats(path, want))
+	got, err := readFloats(path)
+	require.NoError(t, err)
+	assert.Equal(t, want, got)
+}
+
+func TestLoadIsWholeAndAWrongSelectionIsNoticed(t *testing.T) {
+	for _, scattered := range []bool{true, false} {
+		load, want, err := makeLoad(scattered)
+		require.NoError(t, err)
+		require.Len(t, load, batches)
+		spans := 0
+		for _, td := range load {
+			spans += td.SpanCount()
+		}
+		assert.Equal(t, batches*spansPerBatch, spans)
+		assert.InDelta(t, 0.02*float64(spans)/spansPerTrace, len(want), 1)
+
+		sink := new(consumertest.TracesSink)
+		require.ErrorContains(t, checkKept(sink, want), "kept 0 traces")
+		for _, td := range load {
+			require.NoError(t, sink.ConsumeTraces(t.Context(), td))
+		}
+		require.ErrorContains(t, checkKept(sink, want), "neither slow nor failed")
+	}
+}
