@@ -47,10 +47,12 @@ func TestKeptTracesInJaegerAndMetricsInVictoriaMetrics(t *testing.T) {
 
 	for _, id := range kept {
 		var spans []span
-		require.Eventually(t, func() bool {
+		if !assert.Eventually(t, func() bool {
 			spans = jaeger.trace(t, id)
 			return find(spans, "kernel.request") != nil && find(spans, "lock") != nil
-		}, time.Minute, 500*time.Millisecond, "trace %s in Jaeger", id)
+		}, time.Minute, 500*time.Millisecond) {
+			require.FailNow(t, "the trace of a request that waited for the lock is not whole in Jaeger", "trace %s holds %q", id, names(spans))
+		}
 		assertOneTree(t, spans)
 
 		request, lock := find(spans, "kernel.request"), find(spans, "lock")
@@ -100,12 +102,12 @@ type victoriaMetrics struct{ base string }
 func startVictoriaMetrics(t *testing.T) victoriaMetrics {
 	t.Helper()
 	addr := freeAddr(t)
-	start(t, "victoria-metrics", backend(t, "victoria-metrics"), nil,
+	p := start(t, "victoria-metrics", backend(t, "victoria-metrics"), nil,
 		"-httpListenAddr="+addr, "-storageDataPath="+filepath.Join(t.TempDir(), "data"),
 		// Else new samples hide for 30 s.
 		"-search.latencyOffset=0s")
 	v := victoriaMetrics{"http://" + addr}
-	waitFor(t, "VictoriaMetrics", v.base+"/health")
+	p.answers(t, v.base+"/health")
 	return v
 }
 
@@ -139,12 +141,14 @@ func startJaeger(t *testing.T) jaeger {
 	args := []string{"--collector.otlp.grpc.host-port=" + j.otlp, "--query.http-server.host-port=" + j.query}
 	for _, flag := range []string{
 		"collector.otlp.http.host-port", "collector.grpc-server.host-port", "collector.http-server.host-port",
-		"query.grpc-server.host-port", "admin.http.host-port", "http-server.host-port",
+		"query.grpc-server.host-port", "admin.http.host-port",
 	} {
 		args = append(args, "--"+flag+"="+freeAddr(t))
 	}
-	start(t, "jaeger", backend(t, "jaeger"), []string{"SPAN_STORAGE_TYPE=memory"}, args...)
-	waitFor(t, "Jaeger", "http://"+j.query+"/api/services")
+	p := start(t, "jaeger", backend(t, "jaeger"), []string{"SPAN_STORAGE_TYPE=memory"},
+		// Its own spans would go to port 4317, where nobody is.
+		append(args, "--query.enable-tracing=false")...)
+	p.answers(t, "http://"+j.query+"/api/services")
 	return j
 }
 
@@ -233,7 +237,7 @@ func names(spans []span) []string {
 func startCollector(t *testing.T, j jaeger, v victoriaMetrics) string {
 	t.Helper()
 	grpc, http, health := freeAddr(t), freeAddr(t), freeAddr(t)
-	start(t, "collector", collector(t),
+	p := start(t, "collector", collector(t),
 		[]string{
 			"OTLP_GRPC_ENDPOINT=" + grpc, "OTLP_HTTP_ENDPOINT=" + http,
 			"JAEGER_ENDPOINT=" + j.otlp, "VICTORIAMETRICS_ENDPOINT=" + v.base,
@@ -245,7 +249,7 @@ func startCollector(t *testing.T, j jaeger, v victoriaMetrics) string {
 		"--config=yaml:extensions::health_check::endpoint: "+health,
 		"--config=yaml:service::extensions: [health_check]",
 		"--config=yaml:service::telemetry::metrics::level: none")
-	waitFor(t, "the collector", "http://"+health)
+	p.answers(t, "http://"+health)
 	return http
 }
 
@@ -255,10 +259,10 @@ type server struct{ addr, dir string }
 func startServer(t *testing.T, otlp string) server {
 	t.Helper()
 	s := server{addr: freeAddr(t), dir: t.TempDir()}
-	start(t, "llmserver", buildServer(t),
+	p := start(t, "llmserver", buildServer(t),
 		[]string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + otlp},
 		"-listen", s.addr, "-dir", s.dir)
-	waitFor(t, "the server", "http://"+s.addr+"/healthz")
+	p.answers(t, "http://"+s.addr+"/healthz")
 	return s
 }
 

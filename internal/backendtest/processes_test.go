@@ -3,6 +3,7 @@
 package backendtest
 
 import (
+	"context"
 	"net"
 	"net/http"
 	"os"
@@ -16,56 +17,72 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// start runs a program until the test ends, then asks it to stop and waits. Its
-// output is shown if the test failed.
-func start(t *testing.T, name, program string, env []string, args ...string) {
+// program is a running back end, collector or server.
+type program struct {
+	name   string
+	ended  chan struct{}
+	result error // of a program that has ended
+}
+
+// start runs a program until the test ends, then asks it to stop and waits. The
+// end of its output is shown if the test failed.
+func start(t *testing.T, name, path string, env []string, args ...string) *program {
 	t.Helper()
 	output, err := os.Create(filepath.Join(t.TempDir(), name+".log"))
 	require.NoError(t, err)
-	cmd := exec.Command(program, args...)
+	cmd := exec.Command(path, args...)
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.Env = append(os.Environ(), env...)
 	// Nothing may outlive a test that was killed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	require.NoError(t, cmd.Start())
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
+	p := &program{name: name, ended: make(chan struct{})}
+	go func() {
+		p.result = cmd.Wait()
+		close(p.ended)
+	}()
 
 	t.Cleanup(func() {
 		defer output.Close()
-		_ = cmd.Process.Signal(syscall.SIGTERM)
+		cmd.Process.Signal(syscall.SIGTERM)
 		select {
-		case err := <-exited:
-			assert.NoError(t, err, "%s did not end well", name)
+		case <-p.ended:
+			assert.NoError(t, p.result, "%s did not end well", name)
 		case <-time.After(20 * time.Second):
-			_ = cmd.Process.Kill()
+			cmd.Process.Kill()
 			assert.Fail(t, name+" did not stop on SIGTERM within 20 s")
 		}
 		if t.Failed() {
 			text, _ := os.ReadFile(output.Name())
-			if len(text) > 20_000 {
-				text = text[len(text)-20_000:]
-			}
-			t.Logf("%s said:\n%s", name, text)
+			t.Logf("%s said:\n%s", name, text[max(0, len(text)-5000):])
 		}
 	})
+	return p
 }
 
-// waitFor waits until an address answers 200.
-func waitFor(t *testing.T, what, address string) {
+// answers waits until the program answers 200 on an address.
+func (p *program) answers(t *testing.T, address string) {
 	t.Helper()
-	require.Eventually(t, func() bool {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, http.NoBody)
-		if err != nil {
-			return false
-		}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
+		require.NoError(t, err)
 		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return false
+		if err == nil {
+			response.Body.Close()
+			if response.StatusCode == http.StatusOK {
+				return
+			}
 		}
-		response.Body.Close()
-		return response.StatusCode == http.StatusOK
-	}, time.Minute, 100*time.Millisecond, "%s answers on %s", what, address)
+		select {
+		case <-p.ended:
+			require.FailNow(t, p.name+" ended", "%v", p.result)
+		case <-ctx.Done():
+			require.FailNow(t, p.name+" does not answer on "+address, "%v", err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 // freeAddr returns an address on loopback that nobody listens on.
