@@ -44,7 +44,7 @@ func run() error {
 	flag.IntVar(&o.WarmUp, "warm-up", 400, "normal requests before the first spike")
 	flag.IntVar(&o.Normal, "normal", 400, "normal requests among the spikes")
 	flag.IntVar(&o.Spikes, "spikes", 30, "delayed requests")
-	flag.DurationVar(&o.Delay, "delay", 60*time.Millisecond, "length of a delay, where it can be chosen")
+	flag.DurationVar(&o.Delay, "delay", 100*time.Millisecond, "length of a delay, where it can be chosen")
 	kinds := flag.String("kinds", "", "`stages` to delay, by commas: "+strings.Join(names, ",")+" (default: all that the server can suffer)")
 	timeout := flag.Duration("timeout", 2*time.Minute, "give up after this long")
 	flag.Parse()

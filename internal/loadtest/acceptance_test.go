@@ -33,7 +33,7 @@ func TestAcceptance(t *testing.T) {
 	out := t.TempDir()
 	report, err := Run(t.Context(), Options{
 		Collector: path, Server: LLMServer, Out: out, WarmUp: 500, Normal: 3500, Spikes: 200,
-		Delay: 60 * time.Millisecond, Log: t.Output(),
+		Delay: 100 * time.Millisecond, Log: t.Output(),
 	})
 	require.NoError(t, err)
 	defer func() {

@@ -30,7 +30,7 @@ const collectorConfig = `receivers:
       http: {endpoint: "%[1]s"}
   ebpfllm:
     targets:
-      - {executable: %[2]s}
+      - {executable: %[2]s, ports: [%[6]s]}
     collection_interval: 1s
 processors:
   spike_sampling:
@@ -62,9 +62,9 @@ type collector struct {
 	metrics  string // URL of its own metrics
 }
 
-// startCollector starts the distribution at path. It watches the executable and
-// writes to the file out.
-func startCollector(ctx context.Context, path, dir, out, executable string, cpus []int) (*collector, error) {
+// startCollector starts the distribution at path. It watches the executable that
+// serves at the given address, and writes to the file out.
+func startCollector(ctx context.Context, path, dir, out, executable, address string, cpus []int) (*collector, error) {
 	if info, err := os.Stat(path); err != nil || info.IsDir() {
 		return nil, fmt.Errorf("no collector at %s: run `make build`, or name another with -collector", path)
 	}
@@ -80,8 +80,12 @@ func startCollector(ctx context.Context, path, dir, out, executable string, cpus
 	if err != nil {
 		return nil, err
 	}
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
 	config := filepath.Join(dir, "collector.yaml")
-	text := fmt.Sprintf(collectorConfig, otlp, executable, MinStall, strconv.Quote(out), metricsPort)
+	text := fmt.Sprintf(collectorConfig, otlp, executable, MinStall, strconv.Quote(out), metricsPort, port)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, err
 	}

@@ -22,7 +22,7 @@ func startRig(t *testing.T) *rig {
 	dir := t.TempDir()
 	p, err := build(t.Context(), LLMServer, dir)
 	require.NoError(t, err)
-	running, err := startServer(t.Context(), p, c.server, dir, nil, "-uninstrumented")
+	running, err := startServer(t.Context(), p, "127.0.0.1:0", c.server, dir, nil, "-uninstrumented")
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, running.process.stop()) })
 	client := newClient(running.url, true)

@@ -92,7 +92,11 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	col, err := startCollector(ctx, o.Collector, o.Out, out, filepath.Base(program.path), c.rest)
+	address, err := freeAddress()
+	if err != nil {
+		return nil, err
+	}
+	col, err := startCollector(ctx, o.Collector, o.Out, out, filepath.Base(program.path), address, c.rest)
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +106,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if o.Uninstrumented {
 		args = append(args, "-uninstrumented")
 	}
-	srv, err := startServer(ctx, program, c.server, o.Out, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + col.endpoint}, args...)
+	srv, err := startServer(ctx, program, address, c.server, o.Out, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + col.endpoint}, args...)
 	if err != nil {
 		return nil, err
 	}

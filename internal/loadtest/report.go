@@ -37,6 +37,7 @@ type Report struct {
 	Strangers             int // kept traces that belong to no request of ours
 	Missed                int // faults that came too late to delay their request; it counts as normal
 	Kept                  []Kept
+	Dropped               []*Request // spikes whose trace was not kept
 	Losses                []string // the collector's counters of things that went wrong
 	spikesBy, rightBy     map[stage.Stage]int
 	wrong                 map[stage.Stage]map[string]int
@@ -58,6 +59,7 @@ func judge(requests []*Request, traces []*Trace) *Report {
 		}
 	}
 	find := finder(requests)
+	kept := map[*Request]bool{}
 	for _, t := range traces {
 		k := Kept{Trace: t, Request: find(t)}
 		switch {
@@ -83,6 +85,12 @@ func judge(requests []*Request, traces []*Trace) *Report {
 			r.KeptNormal++
 		}
 		r.Kept = append(r.Kept, k)
+		kept[k.Request] = true
+	}
+	for _, q := range requests {
+		if q.Fault != stage.Unknown && !kept[q] {
+			r.Dropped = append(r.Dropped, q)
+		}
 	}
 	return r
 }
@@ -153,6 +161,9 @@ func (r *Report) Write(w io.Writer) {
 			fmt.Fprintf(w, "   %d without a stage", n)
 		}
 		fmt.Fprintln(w)
+	}
+	for _, q := range r.Dropped {
+		fmt.Fprintf(w, "not kept: %s, %s took %s of %s\n", q.TraceID, q.Fault, milliseconds(q.Taken), milliseconds(q.Latency))
 	}
 	if r.HostStalls > 0 {
 		fmt.Fprintf(w, "host stalls: %d normal requests were kept because this machine stalled them for %v or more, by their own kernel record\n", r.HostStalls, MinStall)

@@ -107,11 +107,11 @@ type server struct {
 	process *process
 }
 
-// startServer starts a program on one CPU. It may have as many running threads
+// startServer starts a program at an address, on one CPU. It may have as many running threads
 // as on a larger machine, though: one that waits for the disk or a lock does not
 // hold up the others.
-func startServer(ctx context.Context, p program, cpu int, logs string, env []string, args ...string) (*server, error) {
-	args = append(append([]string{"-listen", "127.0.0.1:0"}, p.args...), args...)
+func startServer(ctx context.Context, p program, address string, cpu int, logs string, env []string, args ...string) (*server, error) {
+	args = append(append([]string{"-listen", address}, p.args...), args...)
 	child, err := startProcess(filepath.Base(p.path), filepath.Join(logs, "server.log"), []int{cpu}, append(env, "GOMAXPROCS=4"), p.path, args...)
 	if err != nil {
 		return nil, err
