@@ -3,6 +3,8 @@ package spikesamplingprocessor
 import (
 	"context"
 	"encoding/binary"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -14,6 +16,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/processor"
 	"go.opentelemetry.io/collector/processor/processortest"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/ebpfllm/ebpfllm/processor/spikesamplingprocessor/internal/metadata"
 )
@@ -155,8 +159,10 @@ func makeTraces(trace uint64, services ...service) ptrace.Traces {
 			if d.remote {
 				sp.SetFlags(flagsRemote)
 			}
-			if err := sp.Attributes().FromRaw(d.attrs); err != nil {
-				panic(err)
+			for _, k := range slices.Sorted(maps.Keys(d.attrs)) {
+				if err := sp.Attributes().PutEmpty(k).FromRaw(d.attrs[k]); err != nil {
+					panic(err)
+				}
 			}
 		}
 	}
@@ -195,4 +201,28 @@ func named(tb testing.TB, spans []ptrace.Span, name string) ptrace.Span {
 	}
 	require.Failf(tb, "no such span", "%q among %d spans", name, len(spans))
 	return ptrace.Span{}
+}
+
+// sum returns the values of a counter or gauge by one attribute.
+func (h *harness) sum(name, key string) map[string]int64 {
+	h.tb.Helper()
+	values := map[string]int64{}
+	m, err := h.telemetry.GetMetric("otelcol_processor_spike_sampling_" + name)
+	if err != nil {
+		return values // never recorded
+	}
+	var points []metricdata.DataPoint[int64]
+	switch d := m.Data.(type) {
+	case metricdata.Sum[int64]:
+		points = d.DataPoints
+	case metricdata.Gauge[int64]:
+		points = d.DataPoints
+	default:
+		require.Failf(h.tb, "unexpected metric", "%s is a %T", name, m.Data)
+	}
+	for _, p := range points {
+		v, _ := p.Attributes.Value(attribute.Key(key))
+		values[v.AsString()] += p.Value
+	}
+	return values
 }

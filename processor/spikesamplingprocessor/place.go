@@ -125,7 +125,8 @@ func overlap(a, b ptrace.Span) int64 {
 func (t *tree) move(i, under int) bool {
 	up := under
 	for range maxDepth {
-		if up == i {
+		// Ids are what the tree is made of, and hostile ones may be used twice.
+		if t.nodes[up].id == t.nodes[i].id {
 			return false
 		}
 		parent := t.nodes[up].ParentSpanID()
