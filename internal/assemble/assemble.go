@@ -6,6 +6,7 @@
 package assemble
 
 import (
+	"bytes"
 	"slices"
 
 	"github.com/ebpfllm/ebpfllm/internal/httphead"
@@ -234,7 +235,8 @@ func (a *Assembler) candidate(e *probe.RequestHead) {
 	if a.cfg.OnCandidate == nil || e.Flags.Continued {
 		return
 	}
-	line := append(slices.Clone(e.Bytes), "\r\n\r\n"...)
+	// The kernel side stops before the line feed; the carriage return is there.
+	line := append(bytes.TrimRight(slices.Clone(e.Bytes), "\r\n"), "\r\n\r\n"...)
 	if head, _, err := httphead.ParseRequest(line); err == nil {
 		a.cfg.OnCandidate(e.PID, head.Path)
 	}
