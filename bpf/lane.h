@@ -111,10 +111,10 @@ static __always_inline struct lane *lane_sync(struct thread *t, __u64 owner, __u
 		__u64 from = t->seen > l->since ? t->seen : l->since;
 		if (l->state != STAGE_WAIT) {
 			lane_to(l, STAGE_CPU, now);
-		} else if (t->queued_to && t->queued_from > l->since) {
+		} else if (t->queued_from > l->since) {
 			/*
-			 * The thread was woken, had to queue, and then took this goroutine up without sleeping in
-			 * between: the queue is what the goroutine waited for last.
+			 * The thread had to queue for a CPU and then took this goroutine up without sleeping in
+			 * between: the queue is what the goroutine waited for.
 			 */
 			lane_to(l, STAGE_RUN_QUEUE, t->queued_from);
 			lane_to(l, STAGE_CPU, t->queued_to);
@@ -123,7 +123,7 @@ static __always_inline struct lane *lane_sync(struct thread *t, __u64 owner, __u
 		} else {
 			lane_to(l, STAGE_CPU, from);
 		}
-		t->queued_to = 0;
+		t->queued_from = t->queued_to = 0;
 		l->tid = t->tid;
 	}
 	t->seen = now;

@@ -147,7 +147,7 @@ static __always_inline void switched_out(struct task_struct *prev, int preempted
 	t->off = 1;
 	t->out = now;
 	if (class != STAGE_RUN_QUEUE)
-		t->queued_to = 0;
+		t->queued_from = t->queued_to = 0;
 	if (class == STAGE_STOPPED && (t->process.flags & PROCESS_GO) && (prev->__state & TASK_STOPPED))
 		process_stops(t, now);
 	if (!l && !t->woken_for)
@@ -169,16 +169,16 @@ static __always_inline void switched_in(struct task_struct *next, __u64 now)
 		return;
 	t->off = 0;
 	t->seen = now;
-	if (t->class != STAGE_RUN_QUEUE && t->wake > t->out) {
-		t->queued_from = t->wake;
-		t->queued_to = now;
-	}
 	l = lane_of(t, t->owner);
 	if (l && l->tid != t->tid)
 		l = 0;
+	from = t->class == STAGE_RUN_QUEUE ? t->out : t->wake > t->out ? t->wake : now;
+	if (!l && now - from > t->queued_to - t->queued_from) {
+		t->queued_from = from;
+		t->queued_to = now;
+	}
 	if (!l && !t->woken_for)
 		return;
-	from = t->class == STAGE_RUN_QUEUE ? t->out : t->wake > t->out ? t->wake : now;
 	waited = now - from;
 	/*
 	 * The clock counts while the run queue is throttled. The thread stays on the queue that it was throttled on,

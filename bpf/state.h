@@ -52,7 +52,7 @@ struct thread {
 	__u64 throttled; /* cfs_rq->throttled_clock_pelt_time when it left the CPU */
 	__u64 cfs_rq;	 /* the run queue that was read from */
 	__u64 woken_for; /* cookie of the socket whose data woke it; until it reads or sleeps */
-	__u64 queued_from, queued_to; /* its last wait in the run queue after a sleep, until it sleeps again or a goroutine resumes on it */
+	__u64 queued_from, queued_to; /* its longest wait in the run queue for no lane, until it sleeps or takes a lane up */
 	__s64 woken_run_queue;
 	__s64 woken_throttled;
 	__s32 syscall;	 /* it blocked in; -1 none */
