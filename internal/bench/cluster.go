@@ -229,7 +229,6 @@ func clusterMain(args []string) error {
 		return err
 	}
 	for i := range runs {
-		res = dbscan.Result{}
 		runtime.GC()
 		start := cpuTime()
 		if res, err = dbscan.Cluster(points, dims, eps, minSamples); err != nil {

@@ -150,11 +150,14 @@ func writeJSON(path string, rep *report) error {
 func printTable(out io.Writer, rep *report) {
 	fmt.Fprintf(out, "linux %s, %s, %d CPUs, %s\n\n", rep.Machine.Kernel, rep.Machine.Arch, rep.Machine.CPUs, rep.Machine.Go)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "what\tsubject\tvalue\tunit\tbetter by\tnote")
+	fmt.Fprintln(w, "what\tsubject\tvalue\tunit\tcompared\tnote")
 	for _, r := range rep.Rows {
 		ratio := ""
 		if r.RatioTo != "" {
-			ratio = fmt.Sprintf("%s × than %s", digits(r.Ratio), r.RatioTo)
+			ratio = fmt.Sprintf("%s × better than %s", digits(r.Ratio), r.RatioTo)
+			if r.Ratio < 1 {
+				ratio = fmt.Sprintf("%s × worse than %s", digits(1/r.Ratio), r.RatioTo)
+			}
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", r.Name, r.Subject, digits(r.Value), r.Unit, ratio, r.Note)
 	}

@@ -70,7 +70,7 @@ func TestLoadIsWholeAndAWrongSelectionIsNoticed(t *testing.T) {
 			spans += td.SpanCount()
 		}
 		assert.Equal(t, batches*spansPerBatch, spans)
-		assert.InDelta(t, 0.02*float64(spans)/spansPerTrace, len(want), 1)
+		assert.InDelta(t, len(want), 0.02*float64(spans)/spansPerTrace, 1)
 
 		sink := new(consumertest.TracesSink)
 		require.ErrorContains(t, checkKept(sink, want), "kept 0 traces")

@@ -18,10 +18,18 @@ func BenchmarkCluster(b *testing.B) {
 		kind string
 		n    int
 	}{
-		{"S", 1e4}, {"S", 1e5}, {"S", 1e6},
-		{"W", 1e4}, {"W", 1e5}, {"W", 1e6},
-		{"N", 1e4}, {"N", 1e5}, {"N", 1e6},
-		{"Q", 1e5}, {"R", 1e5}, {"H", 1e4},
+		{"S", 1e4},
+		{"S", 1e5},
+		{"S", 1e6},
+		{"W", 1e4},
+		{"W", 1e5},
+		{"W", 1e6},
+		{"N", 1e4},
+		{"N", 1e5},
+		{"N", 1e6},
+		{"Q", 1e5},
+		{"R", 1e5},
+		{"H", 1e4},
 	} {
 		b.Run(fmt.Sprintf("%s/%d", bc.kind, bc.n), func(b *testing.B) {
 			s := dbscantest.Make(bc.kind, bc.n, 1)

@@ -3,6 +3,7 @@ package dbscan
 import (
 	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -79,42 +80,45 @@ type caseFile struct {
 	WindowS    float64 `json:"window_s"`
 }
 
-func manifest(t testing.TB) (cases, streams []caseFile) {
+func manifest(tb testing.TB) (cases, streams []caseFile) {
+	tb.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", "open", "manifest.json"))
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	var m struct{ Cases, Streams []caseFile }
-	require.NoError(t, json.Unmarshal(b, &m))
-	require.NotEmpty(t, m.Cases)
-	require.NotEmpty(t, m.Streams)
+	require.NoError(tb, json.Unmarshal(b, &m))
+	require.NotEmpty(tb, m.Cases)
+	require.NotEmpty(tb, m.Streams)
 	return m.Cases, m.Streams
 }
 
 // readCSV returns the numbers of a file of testdata/open, row by row.
-func readCSV(t testing.TB, name string, columns int) []float64 {
+func readCSV(tb testing.TB, name string, columns int) []float64 {
+	tb.Helper()
 	f, err := os.Open(filepath.Join("testdata", "open", name))
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	defer f.Close()
 	r := csv.NewReader(f)
 	r.FieldsPerRecord = columns
 	_, err = r.Read() // header
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	var out []float64
 	for {
 		rec, err := r.Read()
-		if err == io.EOF { //nolint:errorlint // csv returns it bare
+		if errors.Is(err, io.EOF) {
 			return out
 		}
-		require.NoError(t, err)
+		require.NoError(tb, err)
 		for _, s := range rec {
 			x, err := strconv.ParseFloat(s, 64)
-			require.NoError(t, err)
+			require.NoError(tb, err)
 			out = append(out, x)
 		}
 	}
 }
 
-func (c *caseFile) points(t testing.TB) []float64 {
-	pts := readCSV(t, c.File, len(c.Scales))
+func (c *caseFile) points(tb testing.TB) []float64 {
+	tb.Helper()
+	pts := readCSV(tb, c.File, len(c.Scales))
 	for i := range pts {
 		pts[i] /= c.Scales[i%len(c.Scales)]
 	}
@@ -312,7 +316,7 @@ func TestDataTooWideForTheGridIsStillExact(t *testing.T) {
 			p[k] = float64(orders[k][i]) * 1e6
 		}
 		points = append(points, p[:]...)
-		p[r.IntN(MaxDims)] += 1
+		p[r.IntN(MaxDims)]++
 		points = append(points, p[:]...)
 	}
 	_, ok := newGrid(points, MaxDims, 1)

@@ -13,7 +13,7 @@ import (
 func tail(mean float64, k int) float64 {
 	num := func(x float64) *big.Float { return new(big.Float).SetPrec(200).SetFloat64(x) }
 	term, sum := num(1), num(0) // term is mean^j / j!
-	for j := 0; j < k+400+int(20*math.Sqrt(mean)); j++ {
+	for j := range k + 400 + int(20*math.Sqrt(mean)) {
 		if j >= k {
 			sum.Add(sum, term)
 		}
