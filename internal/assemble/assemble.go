@@ -21,6 +21,7 @@ const (
 	IncompleteArrival  = "arrival_not_seen"   // its first byte came before we watched: it may have begun earlier
 	IncompleteAborted  = "aborted"            // the connection ended before the response did
 	IncompleteResponse = "response_not_seen"  // no response head could be read: where it ends is a guess
+	IncompleteStopped  = "receiver_stopped"   // the receiver ended before it did
 	IncompleteStale    = "no_end_seen"        // nothing was heard of it for StaleAfter
 	IncompleteSpans    = "occurrences_capped" // it had more occurrences than MaxOccurrences
 )
@@ -134,11 +135,11 @@ func (a *Assembler) Handle(e probe.Event) {
 	}
 }
 
-// Close gives on every request in flight as it stands, marked as aborted.
+// Close gives on every request in flight as it stands, marked as incomplete.
 func (a *Assembler) Close() {
 	for cookie, c := range a.conns {
 		if c.request != nil {
-			c.request.problem(IncompleteStale)
+			c.request.problem(IncompleteStopped)
 			a.finish(c)
 		}
 		delete(a.conns, cookie)
