@@ -8,6 +8,8 @@ BACKENDS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ebpfllm/backends
 # What `make test` tests; e.g. make test PKGS=./internal/assemble/... TESTFLAGS='-run Chunk -v'
 PKGS      := ./...
 TESTFLAGS :=
+# The module, and those beside it whose dependencies the module shall not have.
+MODULES := . internal/bench examples/llamacpp
 
 export GOTOOLCHAIN ?= local
 export EBPFLLM_COLLECTOR := $(CURDIR)/$(DIST)
@@ -39,23 +41,25 @@ generate-ocb: ## regenerate the collector's source and its modules only: after a
 test: build ## run every test; as root the kernel tests run too
 	@mkdir -p out
 	$(TOOLS) gotestsum --format pkgname --format-hide-empty-pkg --jsonfile out/test.json --post-run-command internal/tools/counts.sh \
-		-- -count 1 -timeout 20m $(TESTFLAGS) $(PKGS)
+		--raw-command -- internal/tools/gotest.sh "$(if $(filter ./...,$(PKGS)),$(MODULES),.)" -count 1 -timeout 20m $(TESTFLAGS) $(PKGS)
 
 demo: build ## spike a real streaming server and explain each spike (as root; under a minute after the build)
 	go run ./internal/demo -collector $(DIST)
 
-demo-llamacpp: build ## the same against a real llama.cpp (needs npm)
-	go run ./internal/demo -collector $(DIST) -server llamacpp
+demo-llamacpp: build ## the same on the real llama.cpp, instrumented and not (as root; needs npm)
+	go run ./internal/demo -collector $(DIST) -server llamacpp -out out/llamacpp
+	go run ./internal/demo -collector $(DIST) -server llamacpp -uninstrumented -out out/llamacpp-uninstrumented
 
 run: build ## run the distribution with examples/quickstart/config.yaml
 	$(DIST) --config examples/quickstart/config.yaml
 
 bench: ## measure; writes out/bench.json
 	@mkdir -p out
-	cd internal/bench && go run . -out ../../out/bench.json
+	go build -o out/servercost ./internal/servercost
+	cd internal/bench && go run . -out ../../out/bench.json -server-cost ../../out/servercost
 
 lint: ## run golangci-lint
-	go tool -modfile=internal/tools/lint/go.mod golangci-lint run ./...
+	@for m in $(MODULES); do (cd $$m && go tool -modfile=$(CURDIR)/internal/tools/lint/go.mod golangci-lint run ./...) || failed=1; done; [ -z "$$failed" ]
 
 fmt: ## format as the linter wants it
 	go tool -modfile=internal/tools/lint/go.mod golangci-lint fmt ./...

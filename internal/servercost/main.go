@@ -56,12 +56,16 @@ func main() {
 		fail(errors.New("must run as root: loads programs into the kernel"))
 	}
 	var result struct {
-		Rows []row `json:"rows"`
+		Rows    []summary `json:"rows"`    // as `make bench` prints them
+		Servers []row     `json:"servers"` // all that was measured
 	}
 	for _, kind := range []string{"echo", "net/http"} {
 		rows, err := measure(kind, *rounds, *requests)
 		fail(err)
-		result.Rows = append(result.Rows, rows...)
+		result.Servers = append(result.Servers, rows...)
+		for _, r := range rows {
+			result.Rows = append(result.Rows, r.summary())
+		}
 	}
 	e := json.NewEncoder(os.Stdout)
 	e.SetIndent("", " ")
@@ -80,6 +84,29 @@ type row struct {
 	P99Ratio float64    `json:"p99_ratio"`
 	Rounds   int        `json:"rounds"`
 	Lost     uint64     `json:"lost_records"`
+}
+
+// summary is a row in the words of internal/bench: one value, and how many times
+// less it is than without the kernel side.
+type summary struct {
+	Name    string  `json:"name"`
+	Subject string  `json:"subject"`
+	Value   float64 `json:"value"`
+	Unit    string  `json:"unit"`
+	RatioTo string  `json:"ratio_to,omitempty"`
+	Ratio   float64 `json:"ratio,omitempty"`
+	Note    string  `json:"note,omitempty"`
+}
+
+func (r row) summary() summary {
+	s := summary{
+		Name: "server's CPU per request, " + r.Server, Subject: "kernel side " + r.Mode,
+		Value: r.CPU, Unit: "us", Note: fmt.Sprintf("p99 %.0f us", r.P99),
+	}
+	if r.Mode != "off" && r.CPURatio[1] > 0 {
+		s.RatioTo, s.Ratio = "kernel side off", 1/r.CPURatio[1]
+	}
+	return s
 }
 
 func measure(kind string, rounds, requests int) ([]row, error) {
