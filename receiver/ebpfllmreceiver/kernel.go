@@ -101,13 +101,13 @@ type counts struct {
 	targets  int
 }
 
-// startKernelSide loads the kernel side and begins to read it. next is told of
-// an error that ends the reading later.
-func startKernelSide(set receiver.Settings, cfg *Config, traces consumer.Traces, metrics consumer.Metrics, open opener, failed func(error)) (k *kernelSide, err error) {
+// startKernelSide loads the kernel side and begins to read it. failed is told
+// of an error that ends the reading later.
+func startKernelSide(set receiver.Settings, cfg *Config, traces consumer.Traces, metrics consumer.Metrics, open opener, failed func(error)) (_ *kernelSide, err error) {
 	if err := checkNamespace(procRoot); err != nil {
 		return nil, err
 	}
-	k = &kernelSide{
+	k := &kernelSide{
 		cfg: cfg, logger: set.Logger, stopped: make(chan struct{}),
 		processes: map[uint32]*process{}, waiting: map[int]bool{}, complained: map[string]bool{},
 		watcher: target.NewWatcher(target.NewProc(procRoot), cfg.rules(), uint32(os.Getpid())),
@@ -147,6 +147,10 @@ func startKernelSide(set receiver.Settings, cfg *Config, traces consumer.Traces,
 
 	k.recorder = newRecorder(k.process, k.clock.Offset, k.telemetry)
 	k.recorder.emitUnsampled = cfg.EmitUnsampled
+	k.recorder.spans = traces != nil
+	if metrics != nil {
+		k.recorder.metrics = newMetricStore(func() uint64 { return k.clock.Offset().Unix(probe.Now()) })
+	}
 	k.recorder.full = k.flush
 	var unavailable []stage.Stage
 	for _, r := range report {
@@ -172,11 +176,9 @@ func startKernelSide(set receiver.Settings, cfg *Config, traces consumer.Traces,
 	}
 
 	if traces != nil {
-		k.recorder.spans = true
 		k.traces = newSender(k.logger, maxQueuedSpans, tracesDownstream(traces, obs))
 	}
 	if metrics != nil {
-		k.recorder.metrics = newMetricStore(func() uint64 { return k.clock.Offset().Unix(probe.Now()) })
 		k.metrics = newSender(k.logger, maxQueuedPoints, metricsDownstream(metrics, obs))
 	}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -1,0 +1,567 @@
+//go:build linux
+
+package ebpfllmreceiver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/component/componentstatus"
+	"go.opentelemetry.io/collector/component/componenttest"
+	"go.opentelemetry.io/collector/consumer/consumertest"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/collector/receiver"
+	"go.opentelemetry.io/collector/receiver/receivertest"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata/metricdatatest"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/ebpfllm/ebpfllm/internal/probe"
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+	"github.com/ebpfllm/ebpfllm/receiver/ebpfllmreceiver/internal/metadata"
+	"github.com/ebpfllm/ebpfllm/receiver/ebpfllmreceiver/internal/metadatatest"
+)
+
+// fakeKernel does as the test tells it.
+type fakeKernel struct {
+	events chan probe.Event // each is handled before the next is taken
+	fail   chan error       // ends the reading
+
+	mu      sync.Mutex
+	cfg     probe.Config
+	tracked map[uint32]probe.Tracking
+	ports   map[uint16]bool
+	opened  int
+	closed  int
+	counts  probe.Counters
+}
+
+func newFakeKernel() *fakeKernel {
+	return &fakeKernel{
+		events: make(chan probe.Event), fail: make(chan error),
+		tracked: map[uint32]probe.Tracking{}, ports: map[uint16]bool{},
+	}
+}
+
+func (f *fakeKernel) open(cfg probe.Config, _ *zap.Logger) (source, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.opened++
+	f.cfg = cfg
+	return f, nil
+}
+
+func (f *fakeKernel) Report() []probe.StageReport {
+	return []probe.StageReport{
+		{Stage: stage.CPU, Available: true, Hook: "tp_btf/sched_switch"},
+		{Stage: stage.PageFault, Available: true, Hook: "perf_event/page_fault", Reason: "in part: no kernel faults"},
+		{Stage: stage.Qdisc, Reason: "this kernel has no tracepoint net_dev_queue (needs Linux 2.6.37)"},
+	}
+}
+
+func (f *fakeKernel) Track(pid uint32, t probe.Tracking) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tracked[pid] = t
+	return nil
+}
+
+func (f *fakeKernel) Untrack(pid uint32) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.tracked, pid)
+	return nil
+}
+
+func (f *fakeKernel) AddPort(_ uint32, port uint16) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ports[port] = true
+	return nil
+}
+
+func (f *fakeKernel) Run(ctx context.Context, handle func(probe.Event)) error {
+	for {
+		select {
+		case e := <-f.events:
+			handle(e)
+		case err := <-f.fail:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (f *fakeKernel) Counters() (probe.Counters, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.counts, nil
+}
+
+func (f *fakeKernel) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed++
+	return nil
+}
+
+func (f *fakeKernel) tracking(pid int) (probe.Tracking, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t, ok := f.tracked[uint32(pid)]
+	return t, ok
+}
+
+// settle returns when everything told so far was handled.
+func (f *fakeKernel) settle() { f.events <- &probe.Fork{} }
+
+// serve tells of one whole request to pid that lasts 300 ms from start.
+func (f *fakeKernel) serve(pid int, cookie uint64, start uint64, request string) {
+	s := probe.Socket{Cookie: cookie, Seq: 1, Time: start + 1*ms}
+	f.events <- &probe.RequestHead{
+		Socket: s, PID: uint32(pid), TID: uint32(pid), Start: start, Lane: probe.Lane{PID: uint32(pid), ID: 1},
+		Family: 2, LocalPort: 8080, Flags: probe.HeadFlags{Complete: true}, Bytes: []byte(request),
+	}
+	s.Time = start + 300*ms
+	f.events <- &probe.ResponseHead{
+		Socket: s, Flags: probe.HeadFlags{Complete: true}, Bytes: []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"),
+	}
+	p := &probe.Progress{Socket: s, Lane: probe.Lane{PID: uint32(pid), ID: 1}, Start: start, FirstRead: start + 1*ms, Received: uint64(len(request)), Sent: 40, Writes: 1}
+	p.Exclusive[stage.CPU] = 299e6
+	f.events <- p
+}
+
+const (
+	get    = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+	linked = "GET /v1/chat/completions HTTP/1.1\r\nHost: a\r\ntraceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n\r\n"
+)
+
+// rig is a receiver on a fake kernel.
+type rig struct {
+	*fakeKernel
+	cfg       *Config
+	settings  receiver.Settings
+	telemetry *componenttest.Telemetry
+	logs      *observer.ObservedLogs
+	traces    *consumertest.TracesSink
+	metrics   *consumertest.MetricsSink
+}
+
+func newRig(t *testing.T, cfg *Config) *rig {
+	tel := componenttest.NewTelemetry()
+	t.Cleanup(func() { assert.NoError(t, tel.Shutdown(context.Background())) })
+	set := receivertest.NewNopSettings(metadata.Type)
+	set.TelemetrySettings = tel.NewTelemetrySettings()
+	core, logs := observer.New(zapcore.DebugLevel)
+	set.Logger = zap.New(core)
+	return &rig{
+		fakeKernel: newFakeKernel(), cfg: cfg, settings: set, telemetry: tel, logs: logs,
+		traces: &consumertest.TracesSink{}, metrics: &consumertest.MetricsSink{},
+	}
+}
+
+func (r *rig) joinTraces() *member {
+	return join(r.settings, r.cfg, r.open, func(in *instance) { in.traces = r.traces })
+}
+
+func (r *rig) joinMetrics() *member {
+	return join(r.settings, r.cfg, r.open, func(in *instance) { in.metrics = r.metrics })
+}
+
+func start(t *testing.T, members ...*member) {
+	t.Helper()
+	for _, m := range members {
+		require.NoError(t, m.Start(t.Context(), componenttest.NewNopHost()))
+	}
+}
+
+func stop(t *testing.T, members ...*member) {
+	t.Helper()
+	for _, m := range members {
+		require.NoError(t, m.Shutdown(context.Background()))
+	}
+}
+
+func defaults() *Config { return createDefaultConfig().(*Config) }
+
+// child starts a process that does nothing until the test ends.
+func child(t *testing.T) int {
+	cmd := exec.Command("sleep", "1000")
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return cmd.Process.Pid
+}
+
+func forPID(pid int) *Config {
+	cfg := defaults()
+	cfg.Targets = []TargetConfig{{PID: pid}}
+	return cfg
+}
+
+func TestPipelinesShareOneKernelSide(t *testing.T) {
+	pid := child(t)
+	for name, pipelines := range map[string]func(*rig) []*member{
+		"traces":              func(r *rig) []*member { return []*member{r.joinTraces()} },
+		"metrics":             func(r *rig) []*member { return []*member{r.joinMetrics()} },
+		"both":                func(r *rig) []*member { return []*member{r.joinTraces(), r.joinMetrics()} },
+		"both, the other way": func(r *rig) []*member { return []*member{r.joinMetrics(), r.joinTraces()} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, forPID(pid))
+			members := pipelines(r)
+			start(t, members...)
+			r.serve(pid, 1, 1000*ms, get)
+			r.settle()
+			stop(t, members[1:]...)
+			assert.Zero(t, r.closed*(len(members)-1), "the first pipeline still uses it")
+			if len(members) > 1 {
+				r.serve(pid, 2, 2000*ms, get)
+				r.settle()
+			}
+			stop(t, members[0])
+			assert.Equal(t, 1, r.opened)
+			assert.Equal(t, 1, r.closed)
+			if name != "metrics" {
+				assert.Equal(t, len(members), r.traces.SpanCount())
+			} else {
+				assert.Zero(t, r.traces.SpanCount())
+			}
+			assert.Equal(t, name != "traces", r.metrics.DataPointCount() > 0)
+			assert.NotContains(t, instances.m, r.cfg, "forgotten when the last is shut down")
+		})
+	}
+}
+
+func TestShutdownIsIdempotentAndNeedsNoStart(t *testing.T) {
+	r := newRig(t, defaults())
+	a, b := r.joinTraces(), r.joinMetrics()
+	stop(t, a, a)
+	start(t, b)
+	stop(t, b, b, a)
+	assert.Equal(t, 1, r.closed)
+	require.Error(t, b.Start(t.Context(), componenttest.NewNopHost()), "no way back")
+
+	a = r.joinTraces()
+	start(t, a)
+	stop(t, a)
+	assert.Equal(t, 2, r.opened, "but a new component starts anew")
+}
+
+func TestAKernelSideThatCannotStartIsAnErrorAtStart(t *testing.T) {
+	r := newRig(t, defaults())
+	refusal := errors.New("missing CAP_BPF: run the collector as root")
+	m := join(r.settings, r.cfg, func(probe.Config, *zap.Logger) (source, error) { return nil, refusal },
+		func(in *instance) { in.traces = r.traces })
+	err := m.Start(t.Context(), componenttest.NewNopHost())
+	require.ErrorIs(t, err, refusal)
+	assert.ErrorContains(t, err, "ebpfllm")
+	stop(t, m)
+	assert.NotContains(t, instances.m, r.cfg)
+}
+
+func TestTheConfigurationReachesTheKernelSide(t *testing.T) {
+	cfg := load(t, "all")
+	r := newRig(t, cfg)
+	m := r.joinTraces()
+	start(t, m)
+	assert.Equal(t, 32<<20, r.fakeKernel.cfg.RingBytes)
+	assert.Equal(t, cfg.MinDuration, r.fakeKernel.cfg.MinDuration)
+	assert.Equal(t, []stage.Stage{stage.Qdisc}, r.fakeKernel.cfg.Disabled)
+	stop(t, m)
+}
+
+func TestTheStartUpReportSaysWhatIsMeasuredAndWhatNot(t *testing.T) {
+	r := newRig(t, defaults())
+	m := r.joinTraces()
+	start(t, m)
+	stop(t, m)
+	reports := r.logs.FilterMessage("Kernel side loaded").All()
+	require.Len(t, reports, 1)
+	fields := reports[0].ContextMap()
+	assert.Equal(t, []any{"cpu: tp_btf/sched_switch", "page_fault: perf_event/page_fault (in part: no kernel faults)"}, fields["measured"])
+	assert.Equal(t, []any{"qdisc: this kernel has no tracepoint net_dev_queue (needs Linux 2.6.37)"}, fields["not_measured"])
+}
+
+func TestARequestThatIsOpenAtShutdownIsGivenOnAsIncomplete(t *testing.T) {
+	pid := child(t)
+	r := newRig(t, forPID(pid))
+	m := r.joinTraces()
+	start(t, m)
+	s := probe.Socket{Cookie: 5, Seq: 1, Time: 1001 * ms}
+	r.events <- &probe.RequestHead{
+		Socket: s, PID: uint32(pid), Start: 1000 * ms, Family: 2,
+		Flags: probe.HeadFlags{Complete: true}, Bytes: []byte(linked),
+	}
+	s.Time = 1100 * ms
+	r.events <- &probe.ResponseHead{
+		Socket: s, Flags: probe.HeadFlags{Complete: true},
+		Bytes: []byte("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"),
+	}
+	r.events <- &probe.Progress{Socket: s, Start: 1000 * ms, FirstRead: 1001 * ms, Received: 100, Sent: 200, Writes: 2}
+	r.settle()
+	stop(t, m) // in the middle of the stream
+	require.Equal(t, 1, r.traces.SpanCount())
+	span := r.traces.AllTraces()[0].ResourceSpans().At(0).ScopeSpans().At(0).Spans().At(0)
+	assert.Equal(t, requestSpan, span.Name())
+	incomplete, _ := span.Attributes().Get("ebpfllm.incomplete")
+	assert.True(t, incomplete.Bool())
+}
+
+func TestHostileBytesAreCountedAndLoseNothingElse(t *testing.T) {
+	pid := child(t)
+	r := newRig(t, forPID(pid))
+	m := r.joinTraces()
+	start(t, m)
+	valid := "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"
+	for i, request := range []string{
+		"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\n\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: a\r\n" + valid + valid + "\r\n",
+		"GET / HTTP/1.1\r\nHost: a\r\ntraceparent: nonsense\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: a\r\ntraceparent: cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-" + strings.Repeat("x", 9000) + "\r\n\r\n",
+		linked,
+	} {
+		r.serve(pid, uint64(i+1), uint64(i+1)*1000*ms, request)
+	}
+	r.events <- &probe.Tick{Now: 20_000 * ms}
+	r.events <- &probe.Tick{Now: 30_000 * ms}
+	r.settle()
+	metadatatest.AssertEqualReceiverEbpfllmMessagesUnparsed(t, r.telemetry, []metricdata.DataPoint[int64]{
+		reason("request_malformed", 1), reason("traceparent_repeated", 1), reason("traceparent_malformed", 1), reason("traceparent_too_long", 1),
+	}, metricdatatest.IgnoreTimestamp())
+	metadatatest.AssertEqualReceiverEbpfllmRequestsLinked(t, r.telemetry, []metricdata.DataPoint[int64]{
+		{Value: 1, Attributes: attribute.NewSet(attribute.String("method", "traceparent"))},
+		{Value: 3, Attributes: attribute.NewSet(attribute.String("method", "none"))},
+	}, metricdatatest.IgnoreTimestamp())
+	stop(t, m)
+
+	parents := 0
+	for _, batch := range r.traces.AllTraces() {
+		for _, s := range batch.ResourceSpans().At(0).ScopeSpans().At(0).Spans().All() {
+			if s.Kind() == ptrace.SpanKindInternal {
+				parents++
+				assert.Equal(t, "0af7651916cd43dd8448eb211c80319c", s.TraceID().String())
+				assert.Equal(t, "b7ad6b7169203331", s.ParentSpanID().String())
+			}
+		}
+	}
+	assert.Equal(t, 4, r.traces.SpanCount())
+	assert.Equal(t, 1, parents)
+}
+
+func reason(name string, n int64) metricdata.DataPoint[int64] {
+	return metricdata.DataPoint[int64]{Value: n, Attributes: attribute.NewSet(attribute.String("reason", name))}
+}
+
+func TestLossesAreSeenInTheSelfMetrics(t *testing.T) {
+	r := newRig(t, defaults())
+	r.counts = probe.Counters{
+		Records: map[string]uint64{"progress": 7},
+		Lost:    map[string]uint64{"ring_full_progress": 3},
+		MapFull: map[string]uint64{"lanes": 2},
+	}
+	m := r.joinMetrics()
+	start(t, m)
+	metadatatest.AssertEqualReceiverEbpfllmRecords(t, r.telemetry, []metricdata.DataPoint[int64]{
+		{Value: 7, Attributes: attribute.NewSet(attribute.String("kind", "progress"))},
+	}, metricdatatest.IgnoreTimestamp())
+	metadatatest.AssertEqualReceiverEbpfllmRecordsLost(t, r.telemetry, []metricdata.DataPoint[int64]{
+		reason("ring_full_progress", 3), reason("export_queue_full", 0), reason("occurrence_unclaimed", 0), reason("metric_processes_full", 0),
+	}, metricdatatest.IgnoreTimestamp())
+	metadatatest.AssertEqualReceiverEbpfllmMapFull(t, r.telemetry, []metricdata.DataPoint[int64]{
+		{Value: 2, Attributes: attribute.NewSet(attribute.String("map", "lanes"))},
+	}, metricdatatest.IgnoreTimestamp())
+	metadatatest.AssertEqualReceiverEbpfllmStageAvailable(t, r.telemetry, []metricdata.DataPoint[int64]{
+		{Value: 1, Attributes: attribute.NewSet(attribute.String("stage", "cpu"), attribute.String("hook", "tp_btf/sched_switch"))},
+		{Value: 1, Attributes: attribute.NewSet(attribute.String("stage", "page_fault"), attribute.String("hook", "perf_event/page_fault"))},
+		{Value: 0, Attributes: attribute.NewSet(attribute.String("stage", "qdisc"), attribute.String("hook", ""))},
+	}, metricdatatest.IgnoreTimestamp())
+	stop(t, m)
+}
+
+func TestMetricsComeAtTheCollectionInterval(t *testing.T) {
+	pid := child(t)
+	r := newRig(t, forPID(pid))
+	m := r.joinMetrics()
+	start(t, m)
+	r.events <- &probe.Tick{Now: 100 * ms}
+	r.serve(pid, 1, 1000*ms, linked)
+	r.events <- &probe.Tick{Now: 9000 * ms}
+	r.settle()
+	assert.Empty(t, r.metrics.AllMetrics())
+	r.events <- &probe.Tick{Now: 10_100 * ms}
+	waitFor(t, func() bool { return len(r.metrics.AllMetrics()) == 1 })
+	got := r.metrics.AllMetrics()[0]
+	assert.Len(t, points(got, "gen_ai.server.request.duration"), 1)
+	name, _ := got.ResourceMetrics().At(0).Resource().Attributes().Get("service.name")
+	assert.Equal(t, "sleep", name.Str())
+	stop(t, m)
+	assert.Len(t, r.metrics.AllMetrics(), 2, "and once more at the end")
+}
+
+func TestTargetsAreTrackedAsTheyComeAndGo(t *testing.T) {
+	cfg := defaults()
+	cfg.Targets = []TargetConfig{{Executable: "sleep", CommandLine: "^sleep 1000$"}, {Executable: "ebpfllm-no-such-program"}}
+	before := child(t)
+	r := newRig(t, cfg)
+	m := r.joinTraces()
+	start(t, m)
+	_, ok := r.tracking(before)
+	assert.True(t, ok, "it was there before")
+	assert.Len(t, r.logs.FilterMessageSnippet("No process matches a configured target yet").All(), 1)
+
+	after := child(t)
+	waitFor(t, func() bool { // the child has become sleep
+		exe, err := os.Readlink("/proc/" + strconv.Itoa(after) + "/exe")
+		return err == nil && strings.HasSuffix(exe, "sleep")
+	})
+	r.events <- &probe.Exec{PID: uint32(after)}
+	r.settle()
+	_, ok = r.tracking(after)
+	assert.True(t, ok)
+	r.events <- &probe.Exit{PID: uint32(after)}
+	r.settle()
+	_, ok = r.tracking(after)
+	assert.False(t, ok)
+	r.events <- &probe.Tick{Now: 1 * ms}
+	r.events <- &probe.Tick{Now: 1*ms + rescanInterval}
+	r.settle()
+	_, ok = r.tracking(after)
+	assert.True(t, ok, "a rescan finds what events missed: it has not really ended")
+	assert.Len(t, r.logs.FilterMessageSnippet("No process matches a configured target yet").All(), 1, "said once")
+	stop(t, m)
+}
+
+// The program under test is itself excluded, so a listener is run in a child.
+func TestWithoutTargetsAServerIsTrackedFullyOnceAskedForAnLLM(t *testing.T) {
+	if os.Getenv("EBPFLLM_TEST_LISTEN") != "" {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		fmt.Println(l.Addr().(*net.TCPAddr).Port)
+		select {}
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(self, "-test.run=^TestWithoutTargetsAServerIsTrackedFullyOnceAskedForAnLLM$")
+	cmd.Env = append(os.Environ(), "EBPFLLM_TEST_LISTEN=1", "OTEL_SERVICE_NAME=listener")
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	var port uint16
+	_, err = fmt.Fscan(out, &port)
+	require.NoError(t, err)
+	pid := cmd.Process.Pid
+
+	r := newRig(t, defaults())
+	m := r.joinTraces()
+	start(t, m)
+	tracking, ok := r.tracking(pid)
+	require.True(t, ok)
+	assert.True(t, tracking.Candidate)
+	assert.True(t, tracking.IsGo)
+	assert.True(t, r.ports[port])
+	_, ok = r.tracking(os.Getpid())
+	assert.False(t, ok, "never itself")
+
+	ask := func(path string) {
+		r.events <- &probe.RequestHead{
+			Socket: probe.Socket{Cookie: 1, Seq: 1, Time: 1}, PID: uint32(pid),
+			Flags: probe.HeadFlags{Candidate: true, Complete: true}, Bytes: []byte("POST " + path + " HTTP/1.1\r\n"),
+		}
+		r.settle()
+		tracking, _ = r.tracking(pid)
+	}
+	ask("/index.html")
+	assert.True(t, tracking.Candidate)
+	ask("/v1/chat/completions?key=1")
+	assert.False(t, tracking.Candidate)
+	found := r.logs.FilterMessage("Target found").All()
+	require.Len(t, found, 1)
+	assert.Equal(t, "listener", found[0].ContextMap()["service"])
+	stop(t, m)
+}
+
+func TestReadingThatFailsIsReported(t *testing.T) {
+	r := newRig(t, defaults())
+	m := r.joinTraces()
+	host := &statusHost{events: make(chan *componentstatus.Event, 1)}
+	require.NoError(t, m.Start(t.Context(), host))
+	r.fail <- errors.New("ring gone")
+	event := <-host.events
+	assert.Equal(t, componentstatus.StatusPermanentError, event.Status())
+	stop(t, m)
+	assert.Equal(t, 1, r.closed)
+}
+
+type statusHost struct {
+	events chan *componentstatus.Event
+}
+
+func (*statusHost) GetExtensions() map[component.ID]component.Component { return nil }
+
+func (h *statusHost) Report(e *componentstatus.Event) { h.events <- e }
+
+func TestThePIDNamespaceMustBeTheHosts(t *testing.T) {
+	dir := t.TempDir()
+	require.Error(t, checkNamespace(dir))
+	require.NoError(t, os.MkdirAll(dir+"/self/ns", 0o755))
+	require.NoError(t, os.Symlink("pid:[4026532999]", dir+"/self/ns/pid"))
+	require.ErrorContains(t, checkNamespace(dir), "hostPID: true")
+	require.NoError(t, os.Remove(dir+"/self/ns/pid"))
+	require.NoError(t, os.Symlink(initPIDNamespace, dir+"/self/ns/pid"))
+	require.NoError(t, checkNamespace(dir))
+}
+
+func TestAPipelineThatIsTooSlowLosesSpansAndSaysSo(t *testing.T) {
+	pid := child(t)
+	r := newRig(t, forPID(pid))
+	hang := make(chan struct{})
+	next := slow{TracesSink: r.traces, hang: hang}
+	m := join(r.settings, r.cfg, r.open, func(in *instance) { in.traces = &next })
+	start(t, m)
+	k := m.instance.side
+	k.traces.limit = 1
+	for i := range 4 {
+		r.serve(pid, uint64(i+1), uint64(i+1)*1000*ms, get)
+		r.events <- &probe.Tick{Now: uint64(i+1)*1000*ms + 400*ms}
+	}
+	r.events <- &probe.Tick{Now: 60_000 * ms}
+	r.settle()
+	close(hang)
+	stop(t, m)
+	lost := k.counts.Load().lost["export_queue_full"]
+	assert.Positive(t, lost)
+	assert.Equal(t, uint64(4), lost+uint64(r.traces.SpanCount()))
+	assert.Len(t, r.logs.FilterMessageSnippet("some are lost").FilterLevelExact(zapcore.WarnLevel).All(), 1)
+}
+
+type slow struct {
+	*consumertest.TracesSink
+	hang chan struct{}
+}
+
+func (s *slow) ConsumeTraces(ctx context.Context, t ptrace.Traces) error {
+	<-s.hang
+	return s.TracesSink.ConsumeTraces(ctx, t)
+}
