@@ -128,8 +128,8 @@ func waitForWaiter(ctx context.Context, inode uint64) error {
 	return errors.New("the server did not ask for its lock")
 }
 
-// strikeRunQueue keeps the server's CPU busy with other threads, of the highest
-// ordinary priority, while the request is being served.
+// strikeRunQueue keeps the server's CPU busy with threads of higher priority
+// while the request is being served.
 func strikeRunQueue(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
 	burn := prepareBurners(r.server.cpu)
 	defer burn(0)
@@ -162,9 +162,10 @@ func (r *rig) strikeAtFirstChunk(ctx context.Context, q request, act func() erro
 	return s, min(r.delay, s.Latency-r.usual), <-done
 }
 
-// prepareBurners makes threads on a CPU that are ready to keep it busy, so many
-// that hardly any of it is left. The returned function has them do it for a
-// while, once; then they end.
+// prepareBurners makes threads on a CPU that are ready to keep it busy, with
+// real-time priority where that is allowed, else with the highest ordinary one
+// and so many of them that hardly any of the CPU is left. The returned function
+// has them do it for a while, once; then they end.
 func prepareBurners(cpu int) (burn func(time.Duration) error) {
 	const threads = 8
 	ends := make(chan time.Time, threads)
@@ -176,7 +177,10 @@ func prepareBurners(cpu int) (burn func(time.Duration) error) {
 			runtime.LockOSThread()
 			var set unix.CPUSet
 			set.Set(cpu)
-			err := unix.Setpriority(unix.PRIO_PROCESS, 0, -20)
+			err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
+			if err != nil { // a cgroup without real-time budget
+				err = unix.Setpriority(unix.PRIO_PROCESS, 0, -20)
+			}
 			if err == nil {
 				err = unix.SchedSetaffinity(0, &set)
 			}

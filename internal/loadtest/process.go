@@ -163,10 +163,9 @@ func splitCPUs() (server int, rest []int, err error) {
 }
 
 // favour moves a process to the given CPUs and gives it precedence over the
-// other work of this machine, by a nice value of -10. Threads to come inherit
-// both.
+// other work of this machine. Threads to come inherit both.
 func favour(pid int, cpus ...int) error {
-	const nice = -10
+	const nice = -20
 	var set unix.CPUSet
 	for _, cpu := range cpus {
 		set.Set(cpu)

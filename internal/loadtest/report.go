@@ -38,7 +38,7 @@ type Report struct {
 	Missed                int // faults that came too late to delay their request; it counts as normal
 	Kept                  []Kept
 	Dropped               []*Request // spikes whose trace was not kept
-	Losses                []string // the collector's counters of things that went wrong
+	Losses                []string   // the collector's counters of things that went wrong
 	spikesBy, rightBy     map[stage.Stage]int
 	wrong                 map[stage.Stage]map[string]int
 	keptBy                map[stage.Stage]int
