@@ -83,16 +83,26 @@ func startC(t *testing.T, loop bool) *server {
 // startGo starts this test binary as a server of net/http.
 func startGo(t *testing.T, env ...string) *server {
 	t.Helper()
-	return start(t, func(port string) *exec.Cmd {
+	return startGoOn(t, "127.0.0.1", env...)
+}
+
+func startGoOn(t *testing.T, host string, env ...string) *server {
+	t.Helper()
+	return startOn(t, host, func(port string) *exec.Cmd {
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(append(os.Environ(), serveEnv+"=127.0.0.1:"+port), env...)
+		cmd.Env = append(append(os.Environ(), serveEnv+"="+host+":"+port), env...)
 		return cmd
 	})
 }
 
 func start(t *testing.T, command func(port string) *exec.Cmd) *server {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	return startOn(t, "127.0.0.1", command)
+}
+
+func startOn(t *testing.T, host string, command func(port string) *exec.Cmd) *server {
+	t.Helper()
+	l, err := net.Listen("tcp", host+":0")
 	require.NoError(t, err)
 	port := l.Addr().(*net.TCPAddr).Port
 	require.NoError(t, l.Close())

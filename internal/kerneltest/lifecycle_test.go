@@ -270,6 +270,45 @@ func TestGoroutines(t *testing.T) {
 	})
 }
 
+// What net/http does on a real connection, over IPv6 as well.
+func TestMessagesOfGo(t *testing.T) {
+	requireRoot(t)
+	for _, host := range []string{"127.0.0.1", "[::1]"} {
+		t.Run(host, func(t *testing.T) {
+			s := startGoOn(t, host)
+			w := observe(t, probe.Config{}, s)
+			client := http.Client{Transport: &http.Transport{ExpectContinueTimeout: 10 * time.Second}}
+			defer client.CloseIdleConnections()
+			do := func(method, path, body string, header ...string) {
+				t.Helper()
+				r, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.addr+path, strings.NewReader(body))
+				require.NoError(t, err)
+				for i := 0; i < len(header); i += 2 {
+					r.Header.Set(header[i], header[i+1])
+				}
+				response, err := client.Do(r)
+				require.NoError(t, err)
+				_, err = io.Copy(io.Discard, response.Body)
+				require.NoError(t, err)
+				require.NoError(t, response.Body.Close())
+			}
+			do("HEAD", "/head", "")
+			do("POST", "/continue", "body", "Expect", "100-continue")
+			do("POST", "/long", strings.Repeat("b", 300_000))
+			do("GET", "/stream?5", "")
+			do("GET", "/nothing", "")
+			for i, r := range w.wait(5) {
+				requireWhole(t, &r)
+				assert.Equal(t, 200, r.Status)
+				assert.Equal(t, []string{"/head", "/continue", "/long", "/stream", "/nothing"}[i], r.Head.Path)
+				assert.Equal(t, s.port, r.Peer.LocalPort)
+				assert.NotZero(t, r.Peer.RemotePort)
+				assert.EqualValues(t, map[string]int{"127.0.0.1": unix.AF_INET, "[::1]": unix.AF_INET6}[host], r.Peer.Family)
+			}
+		})
+	}
+}
+
 // HTTP as it comes: each case is what a client writes, and what must be made of
 // it.
 func TestMessages(t *testing.T) {
