@@ -99,19 +99,22 @@ static __always_inline void response_head(struct conn *c, struct msghdr *msg, __
 		c->lost = 1;
 }
 
-/* Another thread or goroutine sends than the one that read: the request goes on there. */
-static __always_inline void follow_sender(struct conn *c, struct task_struct *task, __u64 now)
+/*
+ * The lane that the request is on from here: another than before, if another
+ * thread or goroutine sends than the one that read.
+ */
+static __always_inline struct lane *follow_sender(struct conn *c, struct task_struct *task, __u64 now)
 {
 	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
 	struct lane *l, *old;
 	__u64 owner;
 
 	if (!t)
-		return;
+		return conn_lane(c);
 	owner = owner_of(t, task);
 	l = lane_sync(t, owner, now);
 	if (c->lane.id == owner && c->lane.tgid == t->tgid)
-		return;
+		return l;
 	if (!l)
 		l = lane_make(t, owner, now);
 	old = conn_lane(c);
@@ -121,10 +124,11 @@ static __always_inline void follow_sender(struct conn *c, struct task_struct *ta
 	if (!l) {
 		c->lane.id = 0;
 		c->no_lane = 1;
-		return;
+		return 0;
 	}
 	lane_key_of(t, owner, &c->lane);
 	conn_take_lane(c, l, now);
+	return l;
 }
 
 /* A send to a socket begins. 6.16+: (sk, msg, skb, size_goal); again for each buffer of a long one */
@@ -133,6 +137,7 @@ int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 {
 	struct conn *c = bpf_sk_storage_get(&conns, sk, 0, 0);
 	struct tcp_sock *tp;
+	struct lane *l;
 	__u64 now;
 
 	if (!c || c->sending || c->state != CONN_ACTIVE)
@@ -146,7 +151,7 @@ int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 		c->head_last = 0;
 	if (!c->responding || c->response_open)
 		response_head(c, msg, now);
-	follow_sender(c, bpf_get_current_task_btf(), now);
+	l = follow_sender(c, bpf_get_current_task_btf(), now);
 	c->last_chunk = ends_chunked(msg);
 	if (!c->sequenced) {
 		c->handed = c->transmitted = tp->write_seq;
@@ -156,16 +161,15 @@ int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 		clock_start(&c->send, now);
 		c->send_since = now;
 	}
-	conn_settle(c, conn_lane(c), now);
+	conn_settle(c, l, now);
 	return 0;
 }
 
 /* Everything sent so far is with the device: a reading of the request as of then. */
-static __always_inline void progress(struct conn *c, __u64 at, __u64 now)
+static __always_inline void progress(struct conn *c, struct lane *l, __u64 at, __u64 now)
 {
 	__u32 zero = 0;
 	struct progress_record *p = bpf_map_lookup_elem(&progress_buffer, &zero);
-	struct lane *l = conn_lane(c);
 
 	if (!p)
 		return;
@@ -225,6 +229,7 @@ SEC("tp_btf/sock_send_length")
 int BPF_PROG(send_length, struct sock *sk, int ret)
 {
 	struct conn *c;
+	struct lane *l;
 	__u64 now;
 
 	if (sk->__sk_common.skc_family != AF_INET && sk->__sk_common.skc_family != AF_INET6)
@@ -238,15 +243,16 @@ int BPF_PROG(send_length, struct sock *sk, int ret)
 		c->sent += ret;
 		c->writes++;
 	}
-	follow_sender(c, bpf_get_current_task_btf(), now);
 	if (c->handed == BPF_CORE_READ((struct tcp_sock *)sk, write_seq)) {
 		clock_stop(&c->send, c->handed_at ? c->handed_at : now);
 		conn_occurrence(c, STAGE_SEND_BUFFER, c->send_since, c->handed_at);
 		c->send_since = 0;
 	}
-	conn_settle(c, conn_lane(c), now);
+	l = conn_lane(c);
 	if (!clock_running(c->send) && !clock_running(c->qdisc) && c->writes != c->reported)
-		progress(c, c->transmitted_at ? c->transmitted_at : now, now);
+		progress(c, l, c->transmitted_at ? c->transmitted_at : now, now);
+	else
+		conn_settle(c, l, now);
 	return 0;
 }
 
@@ -310,6 +316,7 @@ int BPF_PROG(dev_xmit, struct sk_buff *skb)
 {
 	struct sock *sk = skb->sk;
 	struct conn *c;
+	struct lane *l;
 	__u32 end = 0;
 	__u64 now;
 
@@ -326,8 +333,10 @@ int BPF_PROG(dev_xmit, struct sk_buff *skb)
 	clock_stop(&c->qdisc, now);
 	conn_occurrence(c, STAGE_QDISC, c->qdisc_since, now);
 	c->qdisc_since = 0;
-	conn_settle(c, conn_lane(c), now);
+	l = conn_lane(c);
 	if (!clock_running(c->send) && !c->sending && c->writes != c->reported)
-		progress(c, now, now);
+		progress(c, l, now, now);
+	else
+		conn_settle(c, l, now);
 	return 0;
 }

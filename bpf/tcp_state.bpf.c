@@ -61,7 +61,7 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 	 */
 	if (c->state == CONN_ACTIVE && (!c->responding || (c->writes != c->reported && drained) ||
 					(new_state == TCP_CLOSE && (c->writes != c->reported || !drained))))
-		progress(c, now, now);
+		progress(c, conn_lane(c), now, now);
 	r.r.kind = RECORD_CLOSE;
 	r.r.cookie = c->cookie;
 	r.r.seq = c->seq;

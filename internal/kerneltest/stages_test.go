@@ -197,14 +197,25 @@ func TestThrottlingIsToldFromTheRunQueue(t *testing.T) {
 	})
 	write := func(name, value string) { require.NoError(t, os.WriteFile(group+"/"+name, []byte(value), 0o644)) }
 	write("cpu.cfs_period_us", "100000")
-	write("cpu.cfs_quota_us", "20000")
+	write("cpu.cfs_quota_us", "10000")
 	write("cgroup.procs", fmt.Sprint(s.pid()))
+	throttled := func() (ns int64) {
+		b, err := os.ReadFile(group + "/cpu.stat")
+		require.NoError(t, err)
+		_, after, _ := strings.Cut(string(b), "throttled_time ")
+		_, err = fmt.Sscan(after, &ns)
+		require.NoError(t, err)
+		return ns
+	}
 	w := observe(t, probe.Config{}, s)
-	s.get("/cpu?400")
+	before := throttled()
+	s.get("/cpu?800")
 	r := &w.wait(1)[0]
+	truth := float64(throttled() - before) // the kernel's own account
 	requireWhole(t, r)
+	t.Logf("throttled for %v: %s", time.Duration(truth), describe(r))
+	assert.InEpsilon(t, truth, float64(r.Exclusive[stage.Throttled]), 0.2, describe(r))
 	assert.Equal(t, "throttled", top(r, stage.Unknown).String(), describe(r))
-	assert.Greater(t, float64(r.Exclusive[stage.Throttled]), 0.6*float64(int64(r.End-r.Start)-r.Exclusive[stage.RunQueue]), describe(r))
 }
 
 func TestAHeldAcceptLoopIsAcceptQueue(t *testing.T) {
