@@ -5,6 +5,7 @@ TOOLS   := go tool -modfile=internal/tools/go.mod
 OCB     := $(TOOLS) builder --ldflags="-s -w"
 # Programs that only tests run are built outside the tree, so that they outlive `git clean`.
 BACKENDS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ebpfllm/backends
+SOURCES  := builder-config.yaml go.mod go.sum $(shell find bpf cmd internal processor receiver -name '*.go' ! -name '*_test.go' -o -name '*.o')
 # What `make test` tests; e.g. make test PKGS=./internal/assemble/... TESTFLAGS='-run Chunk -v'
 PKGS      := ./...
 TESTFLAGS :=
@@ -20,11 +21,13 @@ export EBPFLLM_COLLECTOR := $(CURDIR)/$(DIST)
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
-build: ## build the distribution with ocb: dist/otelcol-ebpfllm
+build: $(DIST) ## build the distribution with ocb: dist/otelcol-ebpfllm
+
+$(DIST): $(SOURCES)
 	@mkdir -p dist
 	$(OCB) --config builder-config.yaml --skip-get-modules || { echo "If go.mod or builder-config.yaml changed: make generate-ocb" >&2; exit 1; }
-	@mv cmd/otelcol-ebpfllm/otelcol-ebpfllm $(DIST)
-	@ls -lh $(DIST) | awk '{print $$9, $$5}'
+	@mv cmd/otelcol-ebpfllm/otelcol-ebpfllm $@
+	@ls -lh $@ | awk '{print $$9, $$5}'
 
 build-full: ## build the distribution with the heavy components too: dist/otelcol-ebpfllm-full
 	@mkdir -p dist build
