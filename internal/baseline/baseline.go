@@ -19,7 +19,7 @@ import (
 )
 
 // Every is the operation of a service's parent series, which hold the values of
-// all its operations. A new operation is judged by them until it has values
+// all its operations. A new operation may be judged by them until it has values
 // enough of its own.
 const Every = "*"
 
@@ -161,16 +161,18 @@ func (b *Book) drop(g *Group) {
 	delete(b.groups, g.key)
 }
 
-// Series returns the series of a stage. The stage should be a constant or
-// otherwise from a small set: a group has no bound of its own.
-func (g *Group) Series(stage string) *Series {
+// Series returns the series of a stage. A new one asks the service's series of
+// that stage while it has too few values, if askParent says that operations are
+// alike in it. The stage should be a constant or otherwise from a small set: a
+// group has no bound of its own.
+func (g *Group) Series(stage string, askParent bool) *Series {
 	if s, ok := g.series[stage]; ok {
 		return s
 	}
 	g.book.trim()
 	s := &Series{book: g.book}
-	if g.parent != nil {
-		s.parent = g.parent.Series(stage)
+	if askParent && g.parent != nil {
+		s.parent = g.parent.Series(stage, false)
 	}
 	g.series[stage] = s
 	g.book.series++

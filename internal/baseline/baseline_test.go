@@ -64,7 +64,7 @@ func TestLimitIsTheLargestOfItsThreeTerms(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			s := book(nil).Group("svc", "chat").Series("lock")
+			s := book(nil).Group("svc", "chat").Series("lock", true)
 			var values []float64
 			for i := range 1000 {
 				v := tt.value(i)
@@ -85,7 +85,7 @@ func TestLimitIsTheLargestOfItsThreeTerms(t *testing.T) {
 
 func TestJudgesByTheParentThenTheFallbackWhileThereAreTooFewValues(t *testing.T) {
 	b := book(nil)
-	chat := b.Group("svc", "chat").Series("lock")
+	chat := b.Group("svc", "chat").Series("lock", true)
 	assert.Equal(t, Verdict{false, 0, 1, Fallback}, chat.Judge(0.9, true))
 	assert.Equal(t, Verdict{true, 0, 1, Fallback}, chat.Judge(1.1, true))
 	assert.Equal(t, Verdict{State: None}, chat.Judge(1.1, false), "no fallback was asked for")
@@ -95,13 +95,13 @@ func TestJudgesByTheParentThenTheFallbackWhileThereAreTooFewValues(t *testing.T)
 	learn(chat, 1, 0.1)
 	assert.Equal(t, Own, chat.Judge(0.3, true).State)
 
-	other := b.Group("svc", "embeddings").Series("lock")
+	other := b.Group("svc", "embeddings").Series("lock", true)
 	got := other.Judge(0.3, true)
 	assert.Equal(t, Parent, got.State)
 	assert.True(t, got.Exceeds)
 	assert.InEpsilon(t, 0.1, got.Baseline, 0.02)
-	assert.Equal(t, Fallback, b.Group("other", "chat").Series("lock").Judge(0.3, true).State, "another service knows nothing of it")
-	assert.Equal(t, Fallback, b.Group("svc", "embeddings").Series("syscall").Judge(0.3, true).State, "nor does another stage")
+	assert.Equal(t, Fallback, b.Group("other", "chat").Series("lock", true).Judge(0.3, true).State, "another service knows nothing of it")
+	assert.Equal(t, Fallback, b.Group("svc", "embeddings").Series("syscall", true).Judge(0.3, true).State, "nor does another stage")
 }
 
 func TestSpikesDoNotRaiseTheBaseline(t *testing.T) {
@@ -110,7 +110,7 @@ func TestSpikesDoNotRaiseTheBaseline(t *testing.T) {
 		leaveIn func(*Series, float64)
 	}{{"lone", (*Series).Defer}, {"clustered", (*Series).Exclude}} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := book(nil).Group("svc", "chat").Series("lock")
+			s := book(nil).Group("svc", "chat").Series("lock", true)
 			learn(s, 1000, 0.01)
 			before := s.Judge(1, false)
 			for range 100 { // a tenth of all values, far above the quantile's 1 %
@@ -124,8 +124,8 @@ func TestSpikesDoNotRaiseTheBaseline(t *testing.T) {
 
 func TestASeriesWithTooFewValuesLearnsItsSpikes(t *testing.T) {
 	b := book(nil)
-	learn(b.Group("svc", "health").Series("wait"), 200, 0.001)
-	s := b.Group("svc", "chat").Series("wait") // unlike the rest of its service
+	learn(b.Group("svc", "health").Series("wait", true), 200, 0.001)
+	s := b.Group("svc", "chat").Series("wait", true) // unlike the rest of its service
 	for range 100 {
 		assert.True(t, s.Judge(2, false).Exceeds)
 		s.Exclude(2)
@@ -135,7 +135,7 @@ func TestASeriesWithTooFewValuesLearnsItsSpikes(t *testing.T) {
 
 func TestLoneSpikesThatGoOnForHalfAWindowBecomeNormal(t *testing.T) {
 	b := book(nil)
-	s := b.Group("svc", "chat").Series("lock")
+	s := b.Group("svc", "chat").Series("lock", true)
 	for i := range nSlices/2 + 1 {
 		learn(s, 200, 0.01)
 		for range 10 {
@@ -156,7 +156,7 @@ func TestLoneSpikesThatGoOnForHalfAWindowBecomeNormal(t *testing.T) {
 
 func TestLoneSpikesWithAPauseStaySpikes(t *testing.T) {
 	b := book(nil)
-	s := b.Group("svc", "chat").Series("lock")
+	s := b.Group("svc", "chat").Series("lock", true)
 	for i := range 2 * nSlices {
 		learn(s, 200, 0.01)
 		if i%3 != 2 {
@@ -171,7 +171,7 @@ func TestLoneSpikesWithAPauseStaySpikes(t *testing.T) {
 
 func TestAnIncidentThatOutnumbersTheRestForHalfAWindowBecomesTheNewLevel(t *testing.T) {
 	b := book(nil)
-	s := b.Group("svc", "chat").Series("lock")
+	s := b.Group("svc", "chat").Series("lock", true)
 	learn(s, 1000, 0.01)
 	now := epoch
 	var changes []Change
@@ -197,7 +197,7 @@ func TestAnIncidentThatOutnumbersTheRestForHalfAWindowBecomesTheNewLevel(t *test
 
 func TestForgetsWhatIsOlderThanTheWindow(t *testing.T) {
 	b := book(nil)
-	s := b.Group("svc", "chat").Series("lock")
+	s := b.Group("svc", "chat").Series("lock", true)
 	learn(s, 200, 5)
 	for i := range nSlices {
 		assert.False(t, s.Judge(6, false).Exceeds, "slice %d", i)
@@ -213,19 +213,19 @@ func TestForgetsTheLeastRecentlyUsedOperationWhenFull(t *testing.T) {
 	b := book(func(c *Config) { c.MaxSeries = 10 })
 	for i := range 100 {
 		for _, stage := range []string{"lock", "cpu"} {
-			b.Group("svc", fmt.Sprint("op", i)).Series(stage).Learn(1)
-			learn(b.Group("svc", "chat").Series(stage), 2, 1)
+			b.Group("svc", fmt.Sprint("op", i)).Series(stage, true).Learn(1)
+			learn(b.Group("svc", "chat").Series(stage, true), 2, 1)
 		}
 		require.LessOrEqual(t, b.series, 11, "the bound, and the parent of the series that was made room for")
 	}
-	assert.Equal(t, 200, b.Group("svc", "chat").Series("lock").count(), "the one in use stays")
-	assert.Equal(t, 300, b.Group("svc", Every).Series("lock").count(), "and so does its parent")
+	assert.Equal(t, 200, b.Group("svc", "chat").Series("lock", true).count(), "the one in use stays")
+	assert.Equal(t, 300, b.Group("svc", Every).Series("lock", true).count(), "and so does its parent")
 	own, warming, evicted := b.Stats()
 	assert.Equal(t, b.series, own+warming)
 	assert.Greater(t, evicted, int64(180))
 
 	for i := range 100 { // many services: parents go with their last operation
-		b.Group(fmt.Sprint("svc", i), "chat").Series("lock").Learn(1)
+		b.Group(fmt.Sprint("svc", i), "chat").Series("lock", true).Learn(1)
 	}
 	require.LessOrEqual(t, b.series, 11)
 	require.LessOrEqual(t, len(b.groups), 12)
@@ -233,7 +233,7 @@ func TestForgetsTheLeastRecentlyUsedOperationWhenFull(t *testing.T) {
 }
 
 func TestValuesThatAreNoDurationAreIgnored(t *testing.T) {
-	s := book(nil).Group("svc", "chat").Series("lock")
+	s := book(nil).Group("svc", "chat").Series("lock", true)
 	for _, v := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1} {
 		s.Learn(v)
 		s.Exclude(v)
@@ -254,7 +254,7 @@ func BenchmarkJudgeAndLearn(b *testing.B) {
 		values[i] = 0.02 + rng.ExpFloat64()*0.05
 	}
 	for i := 0; b.Loop(); i++ {
-		s := bk.Group("svc", "chat").Series("lock")
+		s := bk.Group("svc", "chat").Series("lock", true)
 		v := values[i%len(values)]
 		if !s.Judge(v, true).Exceeds {
 			s.Learn(v)

@@ -69,7 +69,7 @@ func valid(v float64) bool { return v >= 0 && !math.IsInf(v, 1) }
 // Series is the rolling distribution of one stage of one operation.
 type Series struct {
 	book   *Book
-	parent *Series       // nil for a parent
+	parent *Series       // nil if there is none to ask
 	ring   [nSlices]part // by slice number modulo nSlices
 	cache  summary
 }

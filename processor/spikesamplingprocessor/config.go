@@ -182,7 +182,7 @@ func (c *Config) Validate() error {
 	bad(b.MinSamples >= 2, "baseline::min_samples", b.MinSamples, "set at least 2")
 	bad(b.MinExcess >= 0, "baseline::min_excess", b.MinExcess, "set 0 or more")
 	positive("baseline::fallback_threshold", b.FallbackThreshold)
-	bad(b.MaxSeries >= 100, "baseline::max_series", b.MaxSeries, "set at least 100: one operation has up to 42 series, its parent's included")
+	bad(b.MaxSeries >= 100, "baseline::max_series", b.MaxSeries, "set at least 100: one operation has up to 40 series, its parent's included")
 
 	cl := c.Clustering
 	positive("clustering::stride", cl.Stride)

@@ -67,7 +67,7 @@ func decisionName(keep bool) string {
 // report raises the counters and sets the gauges.
 func (p *spikeSampling) report() {
 	ctx, t, c := p.ctx, p.telemetry, &p.count
-	with := func(kv ...attribute.KeyValue) metric.MeasurementOption { return metric.WithAttributes(kv...) }
+	with := metric.WithAttributes
 	for k, n := range c.decided {
 		t.ProcessorSpikeSamplingTracesDecided.Add(ctx, n, with(attribute.String("decision", decisionName(k.keep)), attribute.String("policy", k.policy)))
 	}

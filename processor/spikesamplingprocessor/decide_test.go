@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"strings"
 	"testing"
@@ -66,13 +67,8 @@ func TestTheStageNamedIsTheOneThatExplainsTheDelay(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			h := newHarness(t, nil)
 			h.warm(usual)
-			stages := map[string]float64{}
-			for k, v := range usual {
-				stages[k] = v
-			}
-			for k, v := range tt.stages {
-				stages[k] = v
-			}
+			stages := maps.Clone(usual)
+			maps.Copy(stages, tt.stages)
 			h.send(h.slow(1, stages))
 			h.pass(10 * time.Second)
 			kept := h.kept()
@@ -528,4 +524,31 @@ func TestBufferUsageIsAboutWhatTheHeapHolds(t *testing.T) {
 			t.Logf("heap %d, counted %d, a trace %d", held, h.p.buffer.bytes, held/int64(40_000/perTrace))
 		})
 	}
+}
+
+func TestANewOperationIsJudgedByItsServiceInDelaysOnly(t *testing.T) {
+	h := newHarness(t, nil)
+	h.warm(map[string]float64{"stage.lock": 0.001, "stage.wait": 0.01})
+	send := func(trace uint64, stages map[string]float64) {
+		td := h.slow(trace, stages)
+		td.ResourceSpans().At(0).ScopeSpans().At(0).Spans().At(0).Attributes().PutStr("gen_ai.operation.name", "embeddings")
+		h.send(td)
+	}
+	send(1, map[string]float64{"stage.lock": 0.3, "stage.wait": 0.01}) // a delay, below the fallback threshold
+	send(2, map[string]float64{"stage.lock": 0.001, "stage.wait": 30}) // waits longer by its nature
+	h.pass(10 * time.Second)
+	kept := h.kept()
+	require.Len(t, kept, 1)
+	assert.Equal(t, "parent", str(kept[traceID(1)][0], attrBaselineState))
+}
+
+func TestTheFallbackIsNoBaseline(t *testing.T) {
+	h := newHarness(t, nil)
+	h.send(h.slow(1, map[string]float64{"stage.lock": 1.5}))
+	h.pass(10 * time.Second)
+	s := h.kept()[traceID(1)][0]
+	assert.Equal(t, "fallback", str(s, attrBaselineState))
+	assert.Contains(t, str(s, attrReason), "lock took 1.5s, above the fallback threshold of 1s")
+	_, ok := s.Attributes().Get(attrBaseline)
+	assert.False(t, ok, "unknown is not zero")
 }

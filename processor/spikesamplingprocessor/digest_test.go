@@ -2,6 +2,7 @@ package spikesamplingprocessor
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -80,7 +81,7 @@ func TestOperationsAreBounded(t *testing.T) {
 	assert.Equal(t, "/0", o.name(operationKey{service: "svc", name: "/0", kernel: true}, 20_000), "those that were there stay")
 	assert.Equal(t, otherOperation, o.name(operationKey{service: "svc", name: "/9999", kernel: true}, 20_000))
 	for i := range 10_000 {
-		o.name(operationKey{service: fmt.Sprint(i), name: "x"}, 20_000)
+		o.name(operationKey{service: strconv.Itoa(i), name: "x"}, 20_000)
 	}
 	assert.Len(t, o.names, 1000, "over all services too")
 	o.expire(15_000)

@@ -35,6 +35,7 @@ type harness struct {
 }
 
 func newHarness(tb testing.TB, change func(*Config)) *harness {
+	tb.Helper()
 	return newHarnessTo(tb, change, new(consumertest.TracesSink))
 }
 

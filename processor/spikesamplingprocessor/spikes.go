@@ -109,7 +109,7 @@ func (p *spikeSampling) observe(tr *trace, it *item, now int64) {
 			if end, ok := tr.stallEnd(it.id, m.series.stage); ok {
 				at = end
 			}
-			p.judge(group.Series(m.series.name), tr, spike{
+			p.judge(series(group, m.series), tr, spike{
 				kind: m.series, span: it.id, service: service, operation: name,
 				seconds: m.seconds, learn: !it.kernel.incomplete,
 			}, at, now)
@@ -118,21 +118,27 @@ func (p *spikeSampling) observe(tr *trace, it *item, now int64) {
 	}
 	if d := it.duration(); d >= 0 && !it.scope.kernel {
 		name := p.operations.name(operationKey{service: service, name: it.name, kind: it.kind}, now)
-		p.judge(p.baseline.Group(service, name).Series(spanSeries.name), tr, spike{
+		p.judge(series(p.baseline.Group(service, name), spanSeries), tr, spike{
 			kind: spanSeries, span: it.id, service: service, operation: name, seconds: d, learn: true,
 		}, it.end, now)
 	}
 }
 
+// series returns the series of a kind. A delay means the same in all operations
+// of a service; how long they compute, wait and take does not.
+func series(g *baseline.Group, k *seriesKind) *baseline.Series {
+	return g.Series(k.name, k.rank < rankLeftOver)
+}
+
 // judge learns s or, if it stands out, makes it a spike of the trace that ended
 // at the given time.
-func (p *spikeSampling) judge(series *baseline.Series, tr *trace, s spike, at, now int64) {
+func (p *spikeSampling) judge(sr *baseline.Series, tr *trace, s spike, at, now int64) {
 	// A fixed threshold makes sense for a delay and for a whole span, not for
 	// what is left over: a stream waits for its engine all its life.
-	s.verdict = series.Judge(s.seconds, s.kind.rank != rankLeftOver)
+	s.verdict = sr.Judge(s.seconds, s.kind.rank != rankLeftOver)
 	if !s.verdict.Exceeds || len(tr.spikes) >= maxSpikes {
 		if s.learn {
-			series.Learn(s.seconds)
+			sr.Learn(s.seconds)
 		}
 		return
 	}
@@ -158,11 +164,11 @@ func (p *spikeSampling) settle(tr *trace) {
 		if !s.learn {
 			continue
 		}
-		series := p.baseline.Group(s.service, s.operation).Series(s.kind.name)
+		sr := series(p.baseline.Group(s.service, s.operation), s.kind)
 		if s.point.cluster != nil {
-			series.Exclude(s.seconds)
+			sr.Exclude(s.seconds)
 		} else {
-			series.Defer(s.seconds)
+			sr.Defer(s.seconds)
 		}
 	}
 }
