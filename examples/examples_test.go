@@ -45,6 +45,22 @@ func TestConfigurationsAreValid(t *testing.T) {
 	}
 }
 
+func TestTheReadmesConfigurationIsValid(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	require.NoError(t, err)
+	found := 0
+	for block := range strings.SplitSeq(string(readme), "```yaml\n") {
+		block, _, _ = strings.Cut(block, "```")
+		if !strings.Contains(block, "\nservice:\n") {
+			continue
+		}
+		found++
+		out, err := run(t, "..", collector(t), "validate", "--config", "yaml:"+block)
+		require.NoError(t, err, out)
+	}
+	assert.Equal(t, 1, found, "configurations in README.md")
+}
+
 func TestAMistakeInAnExampleIsNamed(t *testing.T) {
 	for _, tc := range []struct{ name, change, want string }{
 		{"unknown component", "yaml:exporters::otlp_pigeon::endpoint: loft", "otlp_pigeon"},
