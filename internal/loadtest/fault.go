@@ -59,6 +59,10 @@ type rig struct {
 	client *client
 	delay  time.Duration // length of a fault, where it can be chosen
 	usual  time.Duration // latency of a streamed request that nothing delayed
+
+	// contention is the length of a fault that takes the CPU: it has to stand
+	// out from what the other work of this machine does to normal requests.
+	contention time.Duration
 }
 
 // strikePageFault empties the page cache of the weights, so that each page the
@@ -133,12 +137,12 @@ func waitForWaiter(ctx context.Context, inode uint64) error {
 func strikeRunQueue(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
 	burn := prepareBurners(r.server.cpu)
 	defer burn(0)
-	return r.strikeAtFirstChunk(ctx, q, func() error { return burn(r.delay) })
+	return r.strikeAtFirstChunk(ctx, q, r.contention, func() error { return burn(r.contention) })
 }
 
 // strikeStopped stops the server while the request is being served.
 func strikeStopped(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
-	return r.strikeAtFirstChunk(ctx, q, func() error {
+	return r.strikeAtFirstChunk(ctx, q, r.delay, func() error {
 		if err := unix.Kill(r.server.process.pid(), unix.SIGSTOP); err != nil {
 			return err
 		}
@@ -148,9 +152,9 @@ func strikeStopped(ctx context.Context, r *rig, q request) (sent, time.Duration,
 }
 
 // strikeAtFirstChunk sends the request and calls act when its first chunk is
-// there; meanwhile the client goes on reading. The request may be over before
-// act has an effect: then nothing was taken from it.
-func (r *rig) strikeAtFirstChunk(ctx context.Context, q request, act func() error) (sent, time.Duration, error) {
+// there; meanwhile the client goes on reading. act takes the delay, but the
+// request may be over before it has an effect: then nothing was taken from it.
+func (r *rig) strikeAtFirstChunk(ctx context.Context, q request, delay time.Duration, act func() error) (sent, time.Duration, error) {
 	done := make(chan error, 1)
 	s, err := r.client.do(ctx, q, func() error {
 		go func() { done <- act() }()
@@ -159,7 +163,7 @@ func (r *rig) strikeAtFirstChunk(ctx context.Context, q request, act func() erro
 	if err != nil {
 		return s, 0, err
 	}
-	return s, min(r.delay, s.Latency-r.usual), <-done
+	return s, min(delay, s.Latency-r.usual), <-done
 }
 
 // prepareBurners makes threads on a CPU that are ready to keep it busy, with
@@ -178,7 +182,7 @@ func prepareBurners(cpu int) (burn func(time.Duration) error) {
 			var set unix.CPUSet
 			set.Set(cpu)
 			err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
-			if err != nil { // a cgroup without real-time budget
+			if err != nil { // a cgroup without a budget for it
 				err = unix.Setpriority(unix.PRIO_PROCESS, 0, -20)
 			}
 			if err == nil {

@@ -27,7 +27,7 @@ func startRig(t *testing.T) *rig {
 	t.Cleanup(func() { assert.NoError(t, running.process.stop()) })
 	client := newClient(running.url, true)
 	t.Cleanup(client.close)
-	return &rig{server: running, client: client, delay: 60 * time.Millisecond}
+	return &rig{server: running, client: client, delay: 60 * time.Millisecond, contention: 60 * time.Millisecond}
 }
 
 // Each fault takes its time from the request it is meant for.

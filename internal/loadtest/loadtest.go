@@ -116,7 +116,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	r := &rig{server: srv, client: newClient(srv.url, !o.Uninstrumented), delay: o.Delay}
 	defer r.client.close()
 	loadBegan := time.Now()
-	requests, missed, err := r.load(ctx, o, progress)
+	requests, err := r.load(ctx, o, progress)
 	if err != nil {
 		return nil, err
 	}
@@ -138,61 +138,90 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 		return nil, err
 	}
 	report := judge(requests, traces)
-	report.Missed, report.Losses = missed, losses
+	report.Losses = losses
 	report.load, report.decision, report.total = decisionBegan.Sub(loadBegan), decided.Sub(decisionBegan), time.Since(began)
 	return report, nil
 }
 
 // load sends the warm-up and then the plan, one request after the other.
-func (r *rig) load(ctx context.Context, o Options, progress func(string, ...any)) (requests []*Request, missed int, err error) {
+func (r *rig) load(ctx context.Context, o Options, progress func(string, ...any)) (requests []*Request, err error) {
 	progress("warming up: %d normal requests", o.WarmUp)
 	var usual []time.Duration
 	for _, s := range plan(o.WarmUp, 0, r.server.size, nil) {
 		q, err := r.client.do(ctx, s.request, nil)
 		if err != nil {
-			return nil, 0, fmt.Errorf("normal request %d: %w", len(requests)+1, err)
+			return nil, fmt.Errorf("normal request %d: %w", len(requests)+1, err)
 		}
 		requests = append(requests, &Request{sent: q})
 		// One like those that will be delayed, every now and then.
 		if len(requests)%20 == 0 {
 			q, err := r.client.do(ctx, streamed(r.server.size), nil)
 			if err != nil {
-				return nil, 0, fmt.Errorf("normal request %d: %w", len(requests)+1, err)
+				return nil, fmt.Errorf("normal request %d: %w", len(requests)+1, err)
 			}
 			requests = append(requests, &Request{sent: q})
 			usual = append(usual, q.Latency)
 		}
 	}
 	if len(usual) == 0 {
-		return nil, 0, errors.New("the warm-up is too short: it needs 20 requests at least")
+		return nil, errors.New("the warm-up is too short: it needs 20 requests at least")
 	}
 	slices.Sort(usual)
 	r.usual = usual[len(usual)/2]
+	var all []time.Duration
+	for _, q := range requests {
+		all = append(all, q.Latency)
+	}
+	slices.Sort(all)
+	r.contention = max(r.delay, min(3*all[len(all)*99/100], 500*time.Millisecond))
 
-	progress("a streamed answer takes %s; now %d normal requests with %d spikes among them", milliseconds(r.usual), o.Normal, o.Spikes)
+	progress("a streamed answer takes %s; now %d normal requests with %d spikes of %s, of %s for the CPU",
+		milliseconds(r.usual), o.Normal, o.Spikes, milliseconds(r.delay), milliseconds(r.contention))
 	for _, s := range plan(o.Normal, o.Spikes, r.server.size, o.Kinds) {
 		if s.fault == stage.Unknown {
 			q, err := r.client.do(ctx, s.request, nil)
 			if err != nil {
-				return nil, 0, fmt.Errorf("normal request: %w", err)
+				return nil, fmt.Errorf("normal request: %w", err)
 			}
 			requests = append(requests, &Request{sent: q})
 			continue
 		}
 		for attempt := 1; ; attempt++ {
-			q, taken, err := faults[s.fault].strike(ctx, r, s.request)
+			q, err := r.strike(ctx, s)
 			if err != nil {
-				return nil, 0, fmt.Errorf("request with %s: %w", s.fault, err)
+				return nil, fmt.Errorf("request with %s: %w", s.fault, err)
 			}
-			if taken >= MinStall {
-				requests = append(requests, &Request{sent: q, Fault: s.fault, Lone: s.lone, Taken: taken})
+			requests = append(requests, q)
+			if q.Fault != stage.Unknown && !q.Disturbed {
 				break
 			}
-			requests = append(requests, &Request{sent: q})
-			if missed++; attempt == 5 {
-				return nil, 0, fmt.Errorf("%s: five attempts delayed the server by less than %v", s.fault, MinStall)
+			if attempt == 10 {
+				return nil, fmt.Errorf("%s: in ten attempts it either came too late or this machine delayed the server more", s.fault)
 			}
 		}
 	}
-	return requests, missed, nil
+	return requests, nil
+}
+
+// strike sends a request and delays it. If the fault came too late to delay it,
+// the request is a normal one.
+func (r *rig) strike(ctx context.Context, s step) (*Request, error) {
+	before, err := runDelay(r.server.process.pid())
+	if err != nil {
+		return nil, err
+	}
+	q, taken, err := faults[s.fault].strike(ctx, r, s.request)
+	if err != nil {
+		return nil, err
+	}
+	after, err := runDelay(r.server.process.pid())
+	if err != nil {
+		return nil, err
+	}
+	if taken < MinStall {
+		return &Request{sent: q, Missed: true}, nil
+	}
+	// The delay in the run queue is the fault, or else may outweigh it.
+	disturbed := s.fault != stage.RunQueue && after-before > taken/2
+	return &Request{sent: q, Fault: s.fault, Lone: s.lone, Taken: taken, Disturbed: disturbed}, nil
 }

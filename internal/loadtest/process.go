@@ -8,7 +8,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -163,28 +165,59 @@ func splitCPUs() (server int, rest []int, err error) {
 }
 
 // favour moves a process to the given CPUs and gives it precedence over the
-// other work of this machine. Threads to come inherit both.
+// other work of this machine, by the lowest nice value. Threads to come inherit
+// both.
 func favour(pid int, cpus ...int) error {
-	const nice = -20
 	var set unix.CPUSet
 	for _, cpu := range cpus {
 		set.Set(cpu)
 	}
+	return eachThread(pid, func(tid int) error {
+		return errors.Join(unix.SchedSetaffinity(tid, &set), unix.Setpriority(unix.PRIO_PROCESS, tid, -20))
+	})
+}
+
+// eachThread does something to every thread of a process.
+func eachThread(pid int, do func(tid int) error) error {
 	for range 2 { // threads may be born while we look, of one that we did not see yet
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 		if err != nil {
 			return err
 		}
 		for _, thread := range threads {
-			var tid int
-			if _, err := fmt.Sscan(thread.Name(), &tid); err != nil {
+			tid, err := strconv.Atoi(thread.Name())
+			if err != nil {
 				return err
 			}
-			err := errors.Join(unix.SchedSetaffinity(tid, &set), unix.Setpriority(unix.PRIO_PROCESS, tid, nice))
-			if err != nil && !errors.Is(err, unix.ESRCH) {
-				return fmt.Errorf("move thread %d to CPUs %v with nice %d: %w", tid, cpus, nice, err)
+			if err := do(tid); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("thread %d: %w", tid, err)
 			}
 		}
 	}
 	return nil
+}
+
+// runDelay is how long the threads of a process have waited for a CPU so far, in
+// sum, by the scheduler's own account. Threads that ended are not in it.
+func runDelay(pid int) (time.Duration, error) {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil {
+		return 0, err
+	}
+	var sum time.Duration
+	for _, path := range threads {
+		text, err := os.ReadFile(path)
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		var ran, waited int64
+		if _, err := fmt.Sscan(string(text), &ran, &waited); err != nil {
+			return 0, fmt.Errorf("%s: %w", path, err)
+		}
+		sum += time.Duration(waited)
+	}
+	return sum, nil
 }

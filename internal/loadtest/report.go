@@ -13,9 +13,15 @@ import (
 // Request is a request as the load generator knows it.
 type Request struct {
 	sent
-	Fault stage.Stage   // stage.Unknown for a normal one
-	Lone  bool          // a spike by itself, not one of a burst
-	Taken time.Duration // the delay that the fault caused
+	Fault  stage.Stage   // stage.Unknown for a normal one
+	Lone   bool          // a spike by itself, not one of a burst
+	Taken  time.Duration // the delay that the fault caused
+	Missed bool          // a fault was meant for it but came too late: it is a normal one
+
+	// Disturbed tells that this machine delayed the server's threads for more
+	// than half as long as the fault did, by the scheduler's account. Such a
+	// request proves nothing: it is neither a spike nor a normal one.
+	Disturbed bool
 }
 
 // Kept is a trace that the collector kept.
@@ -35,6 +41,7 @@ type Report struct {
 	KeptNormal            int // normal requests kept although nothing delayed them
 	HostStalls            int // normal requests that the machine itself delayed, and kept for it
 	Strangers             int // kept traces that belong to no request of ours
+	Disturbed             int // delayed requests that the machine disturbed so much that they do not count
 	Missed                int // faults that came too late to delay their request; it counts as normal
 	Kept                  []Kept
 	Dropped               []*Request // spikes whose trace was not kept
@@ -53,7 +60,12 @@ func judge(requests []*Request, traces []*Trace) *Report {
 		wrong: map[stage.Stage]map[string]int{},
 	}
 	for _, q := range requests {
-		if q.Fault != stage.Unknown {
+		switch {
+		case q.Missed:
+			r.Missed++
+		case q.Disturbed:
+			r.Disturbed++
+		case q.Fault != stage.Unknown:
 			r.Spikes++
 			r.spikesBy[q.Fault]++
 		}
@@ -65,6 +77,7 @@ func judge(requests []*Request, traces []*Trace) *Report {
 		switch {
 		case k.Request == nil:
 			r.Strangers++
+		case k.Request.Disturbed:
 		case k.Request.Fault != stage.Unknown:
 			r.KeptSpikes++
 			r.keptBy[k.Request.Fault]++
@@ -88,7 +101,7 @@ func judge(requests []*Request, traces []*Trace) *Report {
 		kept[k.Request] = true
 	}
 	for _, q := range requests {
-		if q.Fault != stage.Unknown && !kept[q] {
+		if q.Fault != stage.Unknown && !q.Disturbed && !kept[q] {
 			r.Dropped = append(r.Dropped, q)
 		}
 	}
@@ -126,6 +139,9 @@ func finder(requests []*Request) func(*Trace) *Request {
 	}
 }
 
+// Normal is the number of normal requests.
+func (r *Report) Normal() int { return r.Requests - r.Spikes - r.Disturbed }
+
 // Err tells why the run does not show what it should: nine spikes in ten kept
 // with the right stage, and no more than one normal request in a hundred.
 func (r *Report) Err() error {
@@ -134,8 +150,8 @@ func (r *Report) Err() error {
 		return fmt.Errorf("no spike was injected")
 	case r.RightStage*10 < r.Spikes*9:
 		return fmt.Errorf("only %d of %d spikes were kept with the right stage", r.RightStage, r.Spikes)
-	case r.KeptNormal*100 > r.Requests-r.Spikes:
-		return fmt.Errorf("%d of %d normal requests were kept", r.KeptNormal, r.Requests-r.Spikes)
+	case r.KeptNormal*100 > r.Normal():
+		return fmt.Errorf("%d of %d normal requests were kept", r.KeptNormal, r.Normal())
 	}
 	return nil
 }
@@ -170,6 +186,9 @@ func (r *Report) Write(w io.Writer) {
 	}
 	if r.Missed > 0 {
 		fmt.Fprintf(w, "%d faults came too late to delay their request and were tried again\n", r.Missed)
+	}
+	if r.Disturbed > 0 {
+		fmt.Fprintf(w, "%d faults were tried again because this machine kept the server from its CPU meanwhile, by the scheduler's account\n", r.Disturbed)
 	}
 	if r.Strangers > 0 {
 		fmt.Fprintf(w, "%d kept traces belong to no request of this run\n", r.Strangers)

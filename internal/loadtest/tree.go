@@ -97,6 +97,8 @@ func drawKept(w io.Writer, k Kept) {
 	switch {
 	case k.Request == nil:
 		fmt.Fprint(w, "no request of ours")
+	case k.Request.Disturbed:
+		fmt.Fprintf(w, "%s, but this machine delayed it too", faults[k.Request.Fault].what)
 	case k.Request.Fault != stage.Unknown:
 		shape := "one of a burst"
 		if k.Request.Lone {
