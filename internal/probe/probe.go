@@ -30,8 +30,13 @@ import (
 	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
-// PollInterval is how long a record may lie in the ring.
-const PollInterval = 25 * time.Millisecond
+// How long a record may lie in the ring. The ring is read more often under load,
+// since a long reading would take a processor from those who are watched.
+const (
+	PollInterval    = 25 * time.Millisecond
+	minPollInterval = 2 * time.Millisecond
+	manyRecords     = 256 // in one reading
+)
 
 // Config of a probe.
 type Config struct {
@@ -266,13 +271,14 @@ func (p *Probe) visitThreads() error {
 // order, then a Tick. It handles what is left before it returns.
 func (p *Probe) Run(ctx context.Context, handle func(Event)) error {
 	var record ringbuf.Record
-	for {
+	for interval := PollInterval; ; {
 		last := ctx.Err() != nil
-		p.ring.SetDeadline(time.Now().Add(PollInterval))
+		p.ring.SetDeadline(time.Now().Add(interval))
 		if last {
 			p.ring.SetDeadline(time.Now())
 		}
-		for {
+		n := 0
+		for ; ; n++ {
 			err := p.ring.ReadInto(&record)
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				break
@@ -285,6 +291,11 @@ func (p *Probe) Run(ctx context.Context, handle func(Event)) error {
 		handle(&Tick{Now: Now()})
 		if last {
 			return nil
+		}
+		if n > manyRecords {
+			interval = max(interval/2, minPollInterval)
+		} else if n < manyRecords/4 {
+			interval = min(interval*2, PollInterval)
 		}
 	}
 }
