@@ -153,6 +153,7 @@ func ParseResponse(b []byte, method string) (Response, error) {
 	if err != nil {
 		return Response{}, err
 	}
+	//nolint:bodyclose // there is no connection behind it, and the body is not read
 	r, err := http.ReadResponse(bufio.NewReaderSize(bytes.NewReader(head), 512), &http.Request{Method: method})
 	if err != nil {
 		return Response{}, &Error{ReasonResponse, err}

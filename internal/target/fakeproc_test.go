@@ -30,6 +30,7 @@ type fakeProcess struct {
 }
 
 func newFakeProc(t *testing.T) *fakeProc {
+	t.Helper()
 	return &fakeProc{t: t, root: t.TempDir(), tcp: map[uint16]int{}}
 }
 

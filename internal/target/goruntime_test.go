@@ -1,11 +1,11 @@
 package target
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -52,7 +52,7 @@ func TestGoRuntimeFindsG(t *testing.T) {
 			if !g.Known {
 				return
 			}
-			out, err = exec.Command(bin, fmt.Sprint(g.GOffset)).CombinedOutput()
+			out, err = exec.Command(bin, strconv.FormatInt(g.GOffset, 10)).CombinedOutput()
 			require.NoError(t, err, "%s", out)
 			assert.Equal(t, "true", string(out), "offset %d", g.GOffset)
 		})

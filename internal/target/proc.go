@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"unicode/utf8"
 )
 
@@ -335,7 +336,7 @@ func readBounded(path string, limit int64) ([]byte, error) {
 // gone words an error of reading a process; one that ends while it is read
 // reports ESRCH, which is the same as not being there.
 func gone(pid uint32, err error) error {
-	if isNoProcess(err) {
+	if errors.Is(err, syscall.ESRCH) {
 		err = fs.ErrNotExist
 	}
 	return fmt.Errorf("process %d: %w", pid, err)

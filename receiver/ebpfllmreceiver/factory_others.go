@@ -1,4 +1,4 @@
-//go:build !linux
+//go:build !linux || !amd64
 
 package ebpfllmreceiver
 
@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/collector/receiver"
 )
 
-var errLinuxOnly = errors.New("the ebpfllm receiver needs Linux: remove it from the pipelines of collectors on other systems")
+var errLinuxOnly = errors.New("the ebpfllm receiver needs Linux on x86-64: remove it from the pipelines of collectors on other systems")
 
 func createTraces(context.Context, receiver.Settings, component.Config, consumer.Traces) (receiver.Traces, error) {
 	return nil, errLinuxOnly

@@ -1,4 +1,4 @@
-//go:build linux
+//go:build linux && amd64
 
 package ebpfllmreceiver
 
@@ -345,7 +345,7 @@ func (k *kernelSide) sayWaiting() {
 		}
 	}
 	if k.watcher.Denied() > 0 {
-		k.complain("denied", "Some processes cannot be read and are not considered: CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH are needed",
+		k.complain("denied", "Some processes may not be read and are not considered; if a target is among them, give the collector CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
 			zap.Int("processes", k.watcher.Denied()))
 	}
 }
@@ -507,8 +507,7 @@ func tracesDownstream(next consumer.Traces, obs *receiverhelper.ObsReport) downs
 			obs.EndTracesOp(ctx, metadata.Type.String(), items, err)
 		},
 		rest: func(err error, batch ptrace.Traces, items int) (ptrace.Traces, int) {
-			var part consumererror.Traces
-			if errors.As(err, &part) {
+			if part, ok := errors.AsType[consumererror.Traces](err); ok {
 				return part.Data(), part.Data().SpanCount()
 			}
 			return batch, items
@@ -531,8 +530,7 @@ func metricsDownstream(next consumer.Metrics, obs *receiverhelper.ObsReport) dow
 			obs.EndMetricsOp(ctx, metadata.Type.String(), items, err)
 		},
 		rest: func(err error, batch pmetric.Metrics, items int) (pmetric.Metrics, int) {
-			var part consumererror.Metrics
-			if errors.As(err, &part) {
+			if part, ok := errors.AsType[consumererror.Metrics](err); ok {
 				return part.Data(), part.Data().DataPointCount()
 			}
 			return batch, items

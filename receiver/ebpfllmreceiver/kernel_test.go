@@ -1,4 +1,4 @@
-//go:build linux
+//go:build linux && amd64
 
 package ebpfllmreceiver
 
@@ -163,6 +163,7 @@ type rig struct {
 }
 
 func newRig(t *testing.T, cfg *Config) *rig {
+	t.Helper()
 	tel := componenttest.NewTelemetry()
 	t.Cleanup(func() { assert.NoError(t, tel.Shutdown(context.Background())) })
 	set := receivertest.NewNopSettings(metadata.Type)
@@ -201,6 +202,7 @@ func defaults() *Config { return createDefaultConfig().(*Config) }
 
 // child starts a process that does nothing until the test ends.
 func child(t *testing.T) int {
+	t.Helper()
 	cmd := exec.Command("sleep", "1000")
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
@@ -263,6 +265,16 @@ func TestShutdownIsIdempotentAndNeedsNoStart(t *testing.T) {
 	start(t, a)
 	stop(t, a)
 	assert.Equal(t, 2, r.opened, "but a new component starts anew")
+}
+
+func TestAPipelineThatComesTooLateIsNotSilentlyEmpty(t *testing.T) {
+	r := newRig(t, defaults())
+	a := r.joinTraces()
+	start(t, a)
+	b := r.joinMetrics()
+	require.Error(t, b.Start(t.Context(), componenttest.NewNopHost()))
+	stop(t, b, a)
+	assert.Equal(t, 1, r.closed)
 }
 
 func TestAKernelSideThatCannotStartIsAnErrorAtStart(t *testing.T) {

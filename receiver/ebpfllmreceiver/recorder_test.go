@@ -1,4 +1,4 @@
-//go:build linux
+//go:build linux && amd64
 
 package ebpfllmreceiver
 
@@ -43,6 +43,7 @@ type bench struct {
 }
 
 func newBench(t *testing.T) *bench {
+	t.Helper()
 	tel := componenttest.NewTelemetry()
 	t.Cleanup(func() { assert.NoError(t, tel.Shutdown(context.Background())) })
 	builder, err := metadata.NewTelemetryBuilder(tel.NewTelemetrySettings())

@@ -1,4 +1,4 @@
-//go:build linux
+//go:build linux && amd64
 
 package ebpfllmreceiver
 
@@ -65,7 +65,7 @@ func (s *sink) downstream() downstream[[]int] {
 			}
 		},
 		rest: func(err error, batch []int, items int) ([]int, int) {
-			if p := (part)(nil); errors.As(err, &p) {
+			if p, ok := errors.AsType[part](err); ok {
 				return p, len(p)
 			}
 			return batch, items
@@ -73,7 +73,7 @@ func (s *sink) downstream() downstream[[]int] {
 	}
 }
 
-func startSender(t *testing.T, s *sink, limit int) (*sender[[]int], *[]time.Duration, *observer.ObservedLogs) {
+func startSender(s *sink, limit int) (*sender[[]int], *[]time.Duration, *observer.ObservedLogs) {
 	core, logs := observer.New(zapcore.InfoLevel)
 	out := newSender(zap.New(core), limit, s.downstream())
 	var pauses []time.Duration
@@ -89,7 +89,7 @@ func startSender(t *testing.T, s *sink, limit int) (*sender[[]int], *[]time.Dura
 func TestSenderTriesAgainWhatIsRefusedForNow(t *testing.T) {
 	busy := errors.New("busy")
 	s := &sink{answers: []error{busy, busy}}
-	out, pauses, logs := startSender(t, s, 10)
+	out, pauses, logs := startSender(s, 10)
 	require.True(t, out.send([]int{1, 2, 3}, 3))
 	waitFor(t, func() bool { return out.held.Load() == 0 })
 	require.NoError(t, out.stop(t.Context()))
@@ -102,7 +102,7 @@ func TestSenderTriesAgainWhatIsRefusedForNow(t *testing.T) {
 
 func TestSenderTriesAgainOnlyWhatIsLeft(t *testing.T) {
 	s := &sink{answers: []error{part{2, 3}}}
-	out, _, _ := startSender(t, s, 10)
+	out, _, _ := startSender(s, 10)
 	require.True(t, out.send([]int{1, 2, 3}, 3))
 	waitFor(t, func() bool { return out.held.Load() == 0 })
 	require.NoError(t, out.stop(t.Context()))
@@ -112,7 +112,7 @@ func TestSenderTriesAgainOnlyWhatIsLeft(t *testing.T) {
 
 func TestSenderDropsWhatIsRefusedForGood(t *testing.T) {
 	s := &sink{answers: []error{consumererror.NewPermanent(errors.New("bad"))}}
-	out, pauses, logs := startSender(t, s, 10)
+	out, pauses, logs := startSender(s, 10)
 	require.True(t, out.send([]int{1}, 1))
 	require.True(t, out.send([]int{2}, 1))
 	require.NoError(t, out.stop(t.Context()))
@@ -125,7 +125,7 @@ func TestSenderDropsWhatIsRefusedForGood(t *testing.T) {
 
 func TestSenderGivesUpAfterAWhile(t *testing.T) {
 	s := &sink{answers: slices.Repeat([]error{errors.New("busy")}, maxTries+5)}
-	out, pauses, logs := startSender(t, s, 10)
+	out, pauses, logs := startSender(s, 10)
 	require.True(t, out.send([]int{1}, 1))
 	waitFor(t, func() bool { return out.held.Load() == 0 })
 	require.NoError(t, out.stop(t.Context()))
@@ -137,7 +137,7 @@ func TestSenderGivesUpAfterAWhile(t *testing.T) {
 
 func TestSenderHoldsNoMoreThanItsLimitAndNeverWaits(t *testing.T) {
 	s := &sink{hold: make(chan struct{})}
-	out, _, _ := startSender(t, s, 5)
+	out, _, _ := startSender(s, 5)
 	require.True(t, out.send([]int{1, 2, 3}, 3))
 	require.True(t, out.send([]int{4, 5}, 2))
 	assert.False(t, out.send([]int{6}, 1))
@@ -150,7 +150,7 @@ func TestSenderHoldsNoMoreThanItsLimitAndNeverWaits(t *testing.T) {
 
 func TestSenderDeliversWhatItHoldsWhenStopped(t *testing.T) {
 	s := &sink{answers: []error{errors.New("busy")}}
-	out, _, _ := startSender(t, s, 100)
+	out, _, _ := startSender(s, 100)
 	for i := range 20 {
 		require.True(t, out.send([]int{i}, 1))
 	}
@@ -161,7 +161,7 @@ func TestSenderDeliversWhatItHoldsWhenStopped(t *testing.T) {
 
 func TestSenderStopsWhenTheNextComponentHangs(t *testing.T) {
 	s := &sink{hold: make(chan struct{})}
-	out, _, _ := startSender(t, s, 5)
+	out, _, _ := startSender(s, 5)
 	require.True(t, out.send([]int{1}, 1))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -1,4 +1,4 @@
-//go:build linux
+//go:build linux && amd64
 
 package ebpfllmreceiver
 
@@ -75,6 +75,9 @@ func (m *member) Start(_ context.Context, host component.Host) error {
 			return err
 		}
 		in.side = side
+	}
+	if (in.traces != nil) != (in.side.traces != nil) || (in.metrics != nil) != (in.side.metrics != nil) {
+		return errors.New("this pipeline was created after another one of the receiver had started")
 	}
 	m.started = true
 	in.running++

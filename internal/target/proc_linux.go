@@ -1,8 +1,0 @@
-package target
-
-import (
-	"errors"
-	"syscall"
-)
-
-func isNoProcess(err error) bool { return errors.Is(err, syscall.ESRCH) }
