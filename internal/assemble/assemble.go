@@ -7,6 +7,7 @@ package assemble
 
 import (
 	"bytes"
+	"maps"
 	"slices"
 
 	"github.com/ebpfllm/ebpfllm/internal/httphead"
@@ -98,11 +99,7 @@ func New(cfg Config, sink Sink) *Assembler {
 // Unparsed counts, by reason, the messages that no request was made of, or not
 // all of it. The map is the caller's.
 func (a *Assembler) Unparsed() map[string]uint64 {
-	counts := make(map[string]uint64, len(a.unparsed))
-	for reason, n := range a.unparsed {
-		counts[reason] = n
-	}
-	return counts
+	return maps.Clone(a.unparsed)
 }
 
 // InFlight is the number of requests that have begun and not ended.
@@ -268,8 +265,8 @@ func (a *Assembler) enter(r *request, lane probe.Lane) {
 		return
 	}
 	r.lane = lane
-	on := append(a.lanes[lane], r)
-	a.lanes[lane] = on
+	a.lanes[lane] = append(a.lanes[lane], r)
+	on := a.lanes[lane]
 	for _, other := range on {
 		other.SharedBy = max(other.SharedBy, len(on))
 	}

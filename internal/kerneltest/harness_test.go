@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -106,7 +107,7 @@ func startOn(t *testing.T, host string, command func(port string) *exec.Cmd) *se
 	require.NoError(t, err)
 	port := l.Addr().(*net.TCPAddr).Port
 	require.NoError(t, l.Close())
-	s := &server{t: t, cmd: command(fmt.Sprint(port)), addr: l.Addr().String(), port: uint16(port)}
+	s := &server{t: t, cmd: command(strconv.Itoa(port)), addr: l.Addr().String(), port: uint16(port)}
 	s.cmd.Stderr = os.Stderr
 	out, err := s.cmd.StdoutPipe()
 	require.NoError(t, err)

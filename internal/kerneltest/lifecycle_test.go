@@ -174,7 +174,7 @@ func TestWithoutCapabilitiesTheErrorNamesThem(t *testing.T) {
 	cmd.Env = append(os.Environ(), "EBPFLLM_KERNELTEST_UNPRIVILEGED=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	// a place that this user can enter and the binary it can read
-	dir, err := os.MkdirTemp("/tmp", "kerneltest")
+	dir, err := os.MkdirTemp("/tmp", "kerneltest") //nolint:usetesting // that user cannot enter t.TempDir
 	require.NoError(t, err)
 	defer os.RemoveAll(dir)
 	require.NoError(t, os.Chmod(dir, 0o755))

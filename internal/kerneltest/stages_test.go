@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -72,7 +73,7 @@ func burn(t *testing.T, s *server) func() {
 				select {
 				case <-stop:
 					return
-				default:
+				default: //nolint:staticcheck // it is there to spin
 				}
 			}
 		}()
@@ -101,7 +102,7 @@ var faults = []fault{
 	{name: "an evicted mapping is page_fault", path: "/map", cause: evicted, want: stage.PageFault},
 	{name: "fresh memory is page_fault", path: "/touch?64", want: stage.PageFault},
 	{name: "a stolen processor is run_queue", path: "/cpu?200", cause: burn, want: stage.RunQueue},
-	{name: "SIGSTOP is stopped", path: "/sleep?90", want: stage.Stopped, least: delayMS * ms, cause: func(t *testing.T, s *server) func() {
+	{name: "SIGSTOP is stopped", path: "/sleep?90", want: stage.Stopped, least: delayMS * ms, cause: func(_ *testing.T, s *server) func() {
 		stop := time.AfterFunc(15*time.Millisecond, func() { _ = s.cmd.Process.Signal(syscall.SIGSTOP) })
 		cont := time.AfterFunc(15*time.Millisecond+delayMS*time.Millisecond, func() { _ = s.cmd.Process.Signal(syscall.SIGCONT) })
 		return func() { stop.Stop(); cont.Stop() }
@@ -198,7 +199,7 @@ func TestThrottlingIsToldFromTheRunQueue(t *testing.T) {
 	write := func(name, value string) { require.NoError(t, os.WriteFile(group+"/"+name, []byte(value), 0o644)) }
 	write("cpu.cfs_period_us", "100000")
 	write("cpu.cfs_quota_us", "10000")
-	write("cgroup.procs", fmt.Sprint(s.pid()))
+	write("cgroup.procs", strconv.FormatUint(uint64(s.pid()), 10))
 	throttled := func() (ns int64) {
 		b, err := os.ReadFile(group + "/cpu.stat")
 		require.NoError(t, err)

@@ -136,7 +136,7 @@ func waitForWaiter(ctx context.Context, inode uint64) error {
 // while the request is being served.
 func strikeRunQueue(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
 	burn := prepareBurners(r.server.cpu)
-	defer burn(0)
+	defer func() { _ = burn(0) }()
 	return r.strikeAtFirstChunk(ctx, q, r.contention, func() error { return burn(r.contention) })
 }
 

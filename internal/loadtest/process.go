@@ -119,7 +119,9 @@ func (p *process) tail() string {
 	}
 	defer file.Close()
 	if info, err := file.Stat(); err == nil && info.Size() > size {
-		file.Seek(-size, io.SeekEnd)
+		if _, err := file.Seek(-size, io.SeekEnd); err != nil {
+			return err.Error()
+		}
 	}
 	text, err := io.ReadAll(file)
 	if err != nil {

@@ -1,6 +1,7 @@
 package loadtest
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -147,7 +148,7 @@ func (r *Report) Normal() int { return r.Requests - r.Spikes - r.Disturbed }
 func (r *Report) Err() error {
 	switch {
 	case r.Spikes == 0:
-		return fmt.Errorf("no spike was injected")
+		return errors.New("no spike was injected")
 	case r.RightStage*10 < r.Spikes*9:
 		return fmt.Errorf("only %d of %d spikes were kept with the right stage", r.RightStage, r.Spikes)
 	case r.KeptNormal*100 > r.Normal():

@@ -3,7 +3,9 @@
 package probe
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/ebpfllm/ebpfllm/bpf"
 )
@@ -41,11 +43,9 @@ func (p *Probe) Counters() (Counters, error) {
 	defer p.mu.Unlock()
 	c := Counters{Records: map[string]uint64{}, Lost: map[string]uint64{"invalid": p.invalid}, MapFull: map[string]uint64{}}
 	if p.closed {
-		return c, fmt.Errorf("read the counters: the probe is closed")
+		return c, errors.New("read the counters: the probe is closed")
 	}
-	for kind, n := range p.records {
-		c.Records[kind] = n
-	}
+	maps.Copy(c.Records, p.records)
 	for _, t := range p.processes {
 		if t.Candidate {
 			c.Candidates++

@@ -56,7 +56,7 @@ func missingCapabilities(status []byte) error {
 func explain(err error) error {
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) && len(verifier.Log) > 0 {
-		return fmt.Errorf("the kernel's verifier refused a program; please report this with the kernel's version: %+v", verifier)
+		return fmt.Errorf("the kernel's verifier refused a program; please report this with the kernel's version: %+v", verifier) //nolint:errorlint // %+v prints the whole log, %w its last lines
 	}
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("the kernel refused although the capabilities are there (lockdown, seccomp, or kernel.unprivileged_bpf_disabled with an LSM policy?): %w", err)

@@ -1,6 +1,7 @@
 package stage_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,7 +47,7 @@ func TestEveryStageHasANameOfItsOwn(t *testing.T) {
 }
 
 func TestPrecedenceRanksEveryStageButTheRest(t *testing.T) {
-	assert.ElementsMatch(t, append(stage.Precedence[:len(stage.Precedence):len(stage.Precedence)], stage.Unattributed), stage.All())
+	assert.ElementsMatch(t, append(slices.Clip(stage.Precedence), stage.Unattributed), stage.All())
 }
 
 func TestWhatIsLeftOverIsNoStall(t *testing.T) {
