@@ -44,14 +44,14 @@ func TestFaultDelaysItsRequest(t *testing.T) {
 	for _, kind := range Kinds() {
 		t.Run(kind.String(), func(t *testing.T) {
 			for range 3 {
-				f := faults[kind]
-				s, taken, err := f.strike(t.Context(), r, f.request(r.server.size))
+				tried, err := r.inject(t.Context(), step{request: faults[kind].request(r.server.size), fault: kind})
 				require.NoError(t, err)
+				struck := tried[len(tried)-1]
 				after, err := r.client.do(t.Context(), streamed(r.server.size), nil)
 				require.NoError(t, err)
-				assert.Greater(t, s.Latency, 30*time.Millisecond)
-				assert.Greater(t, taken, 30*time.Millisecond)
-				t.Logf("usual %v, struck %v (taken %v), the one after %v", r.usual, s.Latency, taken, after.Latency)
+				assert.Equal(t, kind, struck.Fault)
+				assert.GreaterOrEqual(t, struck.Latency, MinStall)
+				t.Logf("usual %v, struck %v (taken %v) after %d attempts, the next one %v", r.usual, struck.Latency, struck.Taken, len(tried), after.Latency)
 			}
 		})
 	}

@@ -186,21 +186,35 @@ func (r *rig) load(ctx context.Context, o Options, progress func(string, ...any)
 			requests = append(requests, &Request{sent: q})
 			continue
 		}
-		for attempt := 1; ; attempt++ {
-			q, err := r.strike(ctx, s)
-			if err != nil {
-				return nil, fmt.Errorf("request with %s: %w", s.fault, err)
-			}
-			requests = append(requests, q)
-			if q.Fault != stage.Unknown && !q.Disturbed {
-				break
-			}
-			if attempt == 10 {
-				return nil, fmt.Errorf("%s: in ten attempts it either came too late or this machine delayed the server more", s.fault)
-			}
+		tried, err := r.inject(ctx, s)
+		if err != nil {
+			return nil, err
 		}
+		requests = append(requests, tried...)
 	}
 	return requests, nil
+}
+
+// inject sends a request and delays it. Where that did not work, it is tried
+// again: the last request is the delayed one.
+func (r *rig) inject(ctx context.Context, s step) (tried []*Request, err error) {
+	const attempts = 5
+	for range attempts {
+		q, err := r.strike(ctx, s)
+		if err != nil {
+			return nil, fmt.Errorf("request with %s: %w", s.fault, err)
+		}
+		tried = append(tried, q)
+		if !q.Missed && !q.Disturbed {
+			return tried, nil
+		}
+	}
+	last := tried[attempts-1]
+	if last.Missed {
+		return nil, fmt.Errorf("%s: in %d attempts it came too late to delay the server", s.fault, attempts)
+	}
+	last.Disturbed = false // on this machine it does not get better: it has to do
+	return tried, nil
 }
 
 // strike sends a request and delays it. If the fault came too late to delay it,
