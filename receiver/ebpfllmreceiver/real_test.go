@@ -40,7 +40,7 @@ func requireRoot(t *testing.T) {
 }
 
 // TestServerProcess is what a child process of the test does: an HTTP server
-// that streams four chunks, 10 ms apart.
+// that streams four chunks, 10 ms apart, or at /endless until the client goes.
 func TestServerProcess(t *testing.T) {
 	if os.Getenv("EBPFLLM_TEST_SERVER") == "" {
 		t.Skip("is run by other tests, in a process of its own")
@@ -51,8 +51,14 @@ func TestServerProcess(t *testing.T) {
 	_ = http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
-		for range 4 {
-			_, _ = io.WriteString(w, "data: x\n\n")
+		chunks := 4
+		if r.URL.Path == "/endless" {
+			chunks = 1 << 20
+		}
+		for range chunks {
+			if _, err := io.WriteString(w, "data: x\n\n"); err != nil {
+				return
+			}
 			w.(http.Flusher).Flush()
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -254,6 +260,90 @@ func TestRealPipelinesShareTheKernelsObjectsAndLeaveNoneBehind(t *testing.T) {
 	for i := 0; len(inKernel(t, loaded)) > 0; i++ {
 		require.Less(t, i, 1000, "left in the kernel: %v", inKernel(t, loaded))
 		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func TestRealShutdownInTheMiddleOfAStream(t *testing.T) {
+	requireRoot(t)
+	addr, pid := startServer(t)
+	sink := &consumertest.TracesSink{}
+	cfg := defaults()
+	cfg.Targets = []TargetConfig{{PID: pid}}
+	tel := componenttest.NewTelemetry()
+	set := receivertest.NewNopSettings(metadata.Type)
+	set.TelemetrySettings = tel.NewTelemetrySettings()
+	r, err := NewFactory().CreateTraces(t.Context(), set, cfg, sink)
+	require.NoError(t, err)
+	require.NoError(t, r.Start(t.Context(), componenttest.NewNopHost()))
+
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addr+"/endless", http.NoBody)
+	require.NoError(t, err)
+	res, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	defer res.Body.Close()
+	read := func() {
+		_, err := io.ReadFull(res.Body, make([]byte, 5*len("data: x\n\n")))
+		require.NoError(t, err)
+	}
+	read()
+	for i := 0; ; i++ { // until the request has begun for the receiver
+		if _, err := tel.GetMetric("otelcol_receiver_ebpfllm_requests_linked"); err == nil {
+			break
+		}
+		require.Less(t, i, 1000, "no request was seen")
+		read()
+	}
+	read()
+	require.NoError(t, r.Shutdown(context.Background()))
+	require.NoError(t, tel.Shutdown(context.Background()))
+	read() // the server has noticed nothing
+
+	spans := kernelRequests(sink.AllTraces(), pid)
+	require.Len(t, spans, 1)
+	a := spans[0].Attributes().AsRaw()
+	assert.Equal(t, "/endless", a["url.path"])
+	assert.Equal(t, true, a["ebpfllm.incomplete"])
+	assert.NotEmpty(t, a["ebpfllm.incomplete.reasons"])
+}
+
+func TestRealTraceContextThatIsHostileLosesNoRequest(t *testing.T) {
+	requireRoot(t)
+	addr, pid := startServer(t)
+	sink := &consumertest.TracesSink{}
+	cfg := defaults()
+	cfg.Targets = []TargetConfig{{PID: pid}}
+	r, err := NewFactory().CreateTraces(t.Context(), receivertest.NewNopSettings(metadata.Type), cfg, sink)
+	require.NoError(t, err)
+	require.NoError(t, r.Start(t.Context(), componenttest.NewNopHost()))
+	defer func() { require.NoError(t, r.Shutdown(context.Background())) }()
+
+	const valid = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	for i, headers := range []string{
+		"traceparent: nonsense\r\n",
+		"traceparent: " + valid + "\r\nTraceparent: " + valid + "\r\n",
+		"traceparent: cc" + valid[2:] + "-" + strings.Repeat("x", 20_000) + "\r\n",
+		"TRACEPARENT: " + valid + "\r\n",
+	} {
+		// a connection of its own: curious headers are not for net/http's client
+		conn, err := net.Dial("tcp", addr)
+		require.NoError(t, err)
+		_, err = fmt.Fprintf(conn, "GET /%d HTTP/1.1\r\nHost: a\r\nConnection: close\r\n%s\r\n", i, headers)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, conn)
+		require.NoError(t, err)
+		require.NoError(t, conn.Close())
+	}
+	waitFor(t, func() bool { return len(kernelRequests(sink.AllTraces(), pid)) == 4 })
+	for _, s := range kernelRequests(sink.AllTraces(), pid) {
+		path, _ := s.Attributes().Get("url.path")
+		method, _ := s.Attributes().Get("ebpfllm.link.method")
+		if path.Str() == "/3" {
+			assert.Equal(t, "traceparent", method.Str())
+			assert.Equal(t, "b7ad6b7169203331", s.ParentSpanID().String())
+		} else {
+			assert.Equal(t, "none", method.Str(), path.Str())
+			assert.Equal(t, ptrace.SpanKindServer, s.Kind())
+		}
 	}
 }
 
