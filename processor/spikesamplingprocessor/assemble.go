@@ -80,7 +80,12 @@ func (p *spikeSampling) assemble(k *keptTrace) (_ ptrace.Traces, malformed int) 
 func (p *spikeSampling) annotate(k *keptTrace, nodes []node) {
 	if !p.cfg.DryRun {
 		for i := range nodes {
-			setThreshold(nodes[i].TraceState(), k.threshold)
+			ts := nodes[i].TraceState()
+			if k.guessed {
+				ts.FromRaw(withoutThreshold(ts.AsRaw()))
+			} else {
+				ts.FromRaw(withThreshold(ts.AsRaw(), k.threshold))
+			}
 		}
 	}
 	var cause rootcause.Finding
@@ -187,13 +192,9 @@ func evidence(top *spike, nodes []node) rootcause.Evidence {
 // set back.
 func length(s ptrace.Span) int64 { return int64(s.EndTimestamp()) - int64(s.StartTimestamp()) }
 
-// setThreshold says in the tracestate with which probability the span was kept.
+// withThreshold says in the tracestate with which probability the span was kept.
 // A stricter threshold that came in stays: the span had passed it already. A
 // tracestate that cannot be read is left as it is.
-func setThreshold(ts pcommon.TraceState, threshold sampling.Threshold) {
-	ts.FromRaw(withThreshold(ts.AsRaw(), threshold))
-}
-
 func withThreshold(raw string, threshold sampling.Threshold) string {
 	w, err := sampling.NewW3CTraceState(raw)
 	if err != nil {
@@ -202,6 +203,22 @@ func withThreshold(raw string, threshold sampling.Threshold) string {
 	if err := w.OTelValue().UpdateTValueWithSampling(threshold); err != nil {
 		return raw // the one that came in is stricter
 	}
+	return serialize(&w, raw)
+}
+
+// withoutThreshold takes the threshold out: no probability is better than a
+// wrong one.
+func withoutThreshold(raw string) string {
+	w, err := sampling.NewW3CTraceState(raw)
+	if err != nil {
+		return raw
+	}
+	w.OTelValue().ClearTValue()
+	return serialize(&w, raw)
+}
+
+// serialize returns raw if the tracestate cannot be written.
+func serialize(w *sampling.W3CTraceState, raw string) string {
 	var out stringWriter
 	if err := w.Serialize(&out); err != nil {
 		return raw

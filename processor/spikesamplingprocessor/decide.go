@@ -87,6 +87,7 @@ type decision struct {
 	keep      bool
 	policy    *policy // nil if none matched
 	threshold sampling.Threshold
+	guessed   bool // by a rule that had seen only part of the trace: with which probability it is kept is not known
 }
 
 func (d *decision) policyName() string {
@@ -124,7 +125,7 @@ func (p *spikeSampling) decide(tr *trace, early string, now int64) {
 		pol := &p.policies[i]
 		// The first of the least strict ones counts.
 		if pol.matches(tr, top, rnd) && (d.policy == nil || sampling.ThresholdLessThan(pol.threshold, d.threshold)) {
-			d = decision{true, pol, pol.threshold}
+			d = decision{keep: true, policy: pol, threshold: pol.threshold, guessed: early != "" && pol.kind != Probabilistic}
 		}
 	}
 

@@ -348,6 +348,17 @@ func TestATraceOfManySpansIsPutTogetherWhole(t *testing.T) {
 	assert.Zero(t, h.p.buffer.bytes)
 }
 
+func TestWhatIsKeptEarlyByARuleClaimsNoProbability(t *testing.T) {
+	half := PolicyConfig{Name: "half", Type: Probabilistic, Probabilistic: &ProbabilisticConfig{SamplingPercentage: 50}}
+	h := newHarness(t, func(c *Config) { c.Policies = append(c.Policies, half) })
+	h.send(makeTraces(1, app("a", span{id: 2, parent: 1, kind: client, to: 2 * time.Second, state: "ot=th:8;rv:c0000000000000,x=y"})))
+	h.send(makeTraces(2, app("a", span{id: 2, parent: 1, kind: client, to: time.Millisecond, state: "ot=rv:c0000000000000"})))
+	require.NoError(t, h.p.Shutdown(context.Background()))
+	kept := h.kept()
+	assert.Equal(t, "ot=rv:c0000000000000,x=y", kept[traceID(1)][0].TraceState().AsRaw(), "a spike in what had come of it")
+	assert.Equal(t, "ot=rv:c0000000000000;th:8", kept[traceID(2)][0].TraceState().AsRaw(), "chance does not depend on what comes")
+}
+
 func TestShutdownDecidesAndSendsWhatIsThere(t *testing.T) {
 	h := newHarness(t, nil)
 	h.send(makeTraces(1, app("a", span{id: 2, parent: 1, kind: client, to: 2 * time.Second})))
