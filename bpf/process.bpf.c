@@ -21,7 +21,6 @@ static __always_inline void thread_init(struct thread *t, __u32 tgid, __u32 tid,
 	t->tgid = tgid;
 	t->tid = tid;
 	t->process = *p;
-	t->syscall = -1;
 }
 
 SEC("tp_btf/sched_process_fork")
