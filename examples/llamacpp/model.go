@@ -10,9 +10,9 @@ import (
 	"os"
 )
 
-// The shape of the generated model: a llama of 40 MB.
+// The shape of the generated model: a llama of 80 MB.
 const (
-	layers      = 6
+	layers      = 12
 	width       = 512
 	feedForward = 1536
 	heads       = 8

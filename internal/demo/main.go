@@ -10,6 +10,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -41,8 +42,8 @@ func run() error {
 	flag.StringVar(&o.Server, "server", loadtest.LLMServer, fmt.Sprintf("the `program` to put under load, %s or %s", loadtest.LLMServer, loadtest.LlamaCPP))
 	flag.BoolVar(&o.Uninstrumented, "uninstrumented", false, "run server and client without OpenTelemetry: the receiver opens the traces")
 	flag.StringVar(&o.Out, "out", "out", "`directory` for spikes.jsonl, the logs and the collector's configuration")
-	flag.IntVar(&o.WarmUp, "warm-up", 400, "normal requests before the first spike")
-	flag.IntVar(&o.Normal, "normal", 400, "normal requests among the spikes")
+	flag.IntVar(&o.WarmUp, "warm-up", 0, "normal requests before the first spike (default 400, for llamacpp 200)")
+	flag.IntVar(&o.Normal, "normal", 0, "normal requests among the spikes (default 400, for llamacpp 200)")
 	flag.IntVar(&o.Spikes, "spikes", 30, "delayed requests")
 	flag.DurationVar(&o.Delay, "delay", 100*time.Millisecond, "length of a delay, where it can be chosen")
 	kinds := flag.String("kinds", "", "`stages` to delay, by commas: "+strings.Join(names, ",")+" (default: all that the server can suffer)")
@@ -58,6 +59,8 @@ func run() error {
 		}
 		o.Kinds = append(o.Kinds, s)
 	}
+	number := map[string]int{loadtest.LLMServer: 400, loadtest.LlamaCPP: 200}[o.Server]
+	o.WarmUp, o.Normal = cmp.Or(o.WarmUp, number), cmp.Or(o.Normal, number)
 	if o.Delay < 2*loadtest.MinStall {
 		return fmt.Errorf("-delay %v: must be at least %v", o.Delay, 2*loadtest.MinStall)
 	}

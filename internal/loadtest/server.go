@@ -82,7 +82,7 @@ func buildLlamaCPP(ctx context.Context) (program, error) {
 	if err != nil {
 		return program{}, fmt.Errorf("find the module: %w", err)
 	}
-	p := program{path: filepath.Join(dir, "llamacpp"), weights: filepath.Join(dir, "random.gguf"), size: 8}
+	p := program{path: filepath.Join(dir, "llamacpp"), weights: filepath.Join(dir, "random.gguf"), size: 4}
 	p.args = []string{"-libraries", lib, "-model", p.weights}
 	err = command(ctx, "go", "build", "-C", filepath.Join(strings.TrimSpace(string(root)), "examples", "llamacpp"), "-o", p.path, ".")
 	if err != nil {
