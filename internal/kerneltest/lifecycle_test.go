@@ -239,10 +239,7 @@ func TestGoroutines(t *testing.T) {
 		assertOccurrences(t, w.of(r), stage.Lock, r)
 	})
 	t.Run("a goroutine on no thread stops with its process", func(t *testing.T) {
-		stop := time.AfterFunc(15*time.Millisecond, func() { _ = s.cmd.Process.Signal(syscall.SIGSTOP) })
-		cont := time.AfterFunc(15*time.Millisecond+delayMS*time.Millisecond, func() { _ = s.cmd.Process.Signal(syscall.SIGCONT) })
-		defer stop.Stop()
-		defer cont.Stop()
+		defer stopAndGo(t, s)()
 		s.get("/stream?40")
 		r := &w.wait(3)[2]
 		requireWhole(t, r)
