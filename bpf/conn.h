@@ -42,6 +42,25 @@ static __always_inline void conn_init(struct conn *c, struct sock *sk)
 	}
 }
 
+/* Makes the state of a connection, if there may be one more. */
+static __always_inline struct conn *conn_make(struct sock *sk)
+{
+	struct conn *c = 0;
+
+	if (conns_open < MAX_CONNS)
+		c = bpf_sk_storage_get(&conns, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!c) {
+		count(FULL_SOCKETS);
+		return 0;
+	}
+	conn_init(c, sk);
+	if (!c->counted) {
+		c->counted = 1;
+		__sync_fetch_and_add(&conns_open, 1);
+	}
+	return c;
+}
+
 static __always_inline struct lane *conn_lane(struct conn *c)
 {
 	return c->lane.id ? bpf_map_lookup_elem(&lanes, &c->lane) : 0;

@@ -54,7 +54,6 @@ type KernelConn struct {
 	State         uint8
 	First         uint8
 	Responding    uint8
-	Sending       uint8
 	LastChunk     uint8
 	Lost          uint8
 	NoLane        uint8
@@ -62,10 +61,11 @@ type KernelConn struct {
 	Candidate     uint8
 	SocketState   uint8
 	ResponseOpen  uint8
-	Closed        uint8
+	Counted       uint8
 	NoArrival     uint8
-	Pad1          uint8
+	Pad1          [2]uint8
 	_             [2]byte
+	Sending       uint32
 	HeadLast      uint32
 	HeadBytes     uint16
 	ResponseBytes uint16
@@ -77,7 +77,6 @@ type KernelConn struct {
 	Pad           uint16
 	Local         [16]uint8
 	Remote        [16]uint8
-	_             [4]byte
 	Established   uint64
 	Accepted      uint64
 	Start         uint64
@@ -363,7 +362,6 @@ const (
 	KernelMapLanes                = "lanes"
 	KernelMapPorts                = "ports"
 	KernelMapProcesses            = "processes"
-	KernelMapProgressBuffer       = "progress_buffer"
 	KernelMapRing                 = "ring"
 	KernelMapStops                = "stops"
 	KernelMapThreads              = "threads"
@@ -389,6 +387,7 @@ const (
 	KernelProgTrackThreads        = "track_threads"
 	KernelVarCloseFlagsType       = "close_flags_type"
 	KernelVarCloseRecordType      = "close_record_type"
+	KernelVarConnsOpen            = "conns_open"
 	KernelVarCounterType          = "counter_type"
 	KernelVarHeadFlagsType        = "head_flags_type"
 	KernelVarHeadRecordType       = "head_record_type"
@@ -471,18 +470,17 @@ type KernelProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelMapSpecs struct {
-	Announced      *ebpf.MapSpec `ebpf:"announced"`
-	Arrivals       *ebpf.MapSpec `ebpf:"arrivals"`
-	Conns          *ebpf.MapSpec `ebpf:"conns"`
-	Counters       *ebpf.MapSpec `ebpf:"counters"`
-	HeadBuffers    *ebpf.MapSpec `ebpf:"head_buffers"`
-	Lanes          *ebpf.MapSpec `ebpf:"lanes"`
-	Ports          *ebpf.MapSpec `ebpf:"ports"`
-	Processes      *ebpf.MapSpec `ebpf:"processes"`
-	ProgressBuffer *ebpf.MapSpec `ebpf:"progress_buffer"`
-	Ring           *ebpf.MapSpec `ebpf:"ring"`
-	Stops          *ebpf.MapSpec `ebpf:"stops"`
-	Threads        *ebpf.MapSpec `ebpf:"threads"`
+	Announced   *ebpf.MapSpec `ebpf:"announced"`
+	Arrivals    *ebpf.MapSpec `ebpf:"arrivals"`
+	Conns       *ebpf.MapSpec `ebpf:"conns"`
+	Counters    *ebpf.MapSpec `ebpf:"counters"`
+	HeadBuffers *ebpf.MapSpec `ebpf:"head_buffers"`
+	Lanes       *ebpf.MapSpec `ebpf:"lanes"`
+	Ports       *ebpf.MapSpec `ebpf:"ports"`
+	Processes   *ebpf.MapSpec `ebpf:"processes"`
+	Ring        *ebpf.MapSpec `ebpf:"ring"`
+	Stops       *ebpf.MapSpec `ebpf:"stops"`
+	Threads     *ebpf.MapSpec `ebpf:"threads"`
 }
 
 // KernelVariableSpecs contains global variables before they are loaded into the kernel.
@@ -491,6 +489,7 @@ type KernelMapSpecs struct {
 type KernelVariableSpecs struct {
 	CloseFlagsType       *ebpf.VariableSpec `ebpf:"close_flags_type"`
 	CloseRecordType      *ebpf.VariableSpec `ebpf:"close_record_type"`
+	ConnsOpen            *ebpf.VariableSpec `ebpf:"conns_open"`
 	CounterType          *ebpf.VariableSpec `ebpf:"counter_type"`
 	HeadFlagsType        *ebpf.VariableSpec `ebpf:"head_flags_type"`
 	HeadRecordType       *ebpf.VariableSpec `ebpf:"head_record_type"`
@@ -525,18 +524,17 @@ func (o *KernelObjects) Close() error {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelMaps struct {
-	Announced      *ebpf.Map `ebpf:"announced"`
-	Arrivals       *ebpf.Map `ebpf:"arrivals"`
-	Conns          *ebpf.Map `ebpf:"conns"`
-	Counters       *ebpf.Map `ebpf:"counters"`
-	HeadBuffers    *ebpf.Map `ebpf:"head_buffers"`
-	Lanes          *ebpf.Map `ebpf:"lanes"`
-	Ports          *ebpf.Map `ebpf:"ports"`
-	Processes      *ebpf.Map `ebpf:"processes"`
-	ProgressBuffer *ebpf.Map `ebpf:"progress_buffer"`
-	Ring           *ebpf.Map `ebpf:"ring"`
-	Stops          *ebpf.Map `ebpf:"stops"`
-	Threads        *ebpf.Map `ebpf:"threads"`
+	Announced   *ebpf.Map `ebpf:"announced"`
+	Arrivals    *ebpf.Map `ebpf:"arrivals"`
+	Conns       *ebpf.Map `ebpf:"conns"`
+	Counters    *ebpf.Map `ebpf:"counters"`
+	HeadBuffers *ebpf.Map `ebpf:"head_buffers"`
+	Lanes       *ebpf.Map `ebpf:"lanes"`
+	Ports       *ebpf.Map `ebpf:"ports"`
+	Processes   *ebpf.Map `ebpf:"processes"`
+	Ring        *ebpf.Map `ebpf:"ring"`
+	Stops       *ebpf.Map `ebpf:"stops"`
+	Threads     *ebpf.Map `ebpf:"threads"`
 }
 
 func (m *KernelMaps) Close() error {
@@ -549,7 +547,6 @@ func (m *KernelMaps) Close() error {
 		m.Lanes,
 		m.Ports,
 		m.Processes,
-		m.ProgressBuffer,
 		m.Ring,
 		m.Stops,
 		m.Threads,
@@ -562,6 +559,7 @@ func (m *KernelMaps) Close() error {
 type KernelVariables struct {
 	CloseFlagsType       *ebpf.Variable `ebpf:"close_flags_type"`
 	CloseRecordType      *ebpf.Variable `ebpf:"close_record_type"`
+	ConnsOpen            *ebpf.Variable `ebpf:"conns_open"`
 	CounterType          *ebpf.Variable `ebpf:"counter_type"`
 	HeadFlagsType        *ebpf.Variable `ebpf:"head_flags_type"`
 	HeadRecordType       *ebpf.Variable `ebpf:"head_record_type"`

@@ -87,7 +87,6 @@ struct conn {
 	__u8 state; /* enum conn_state */
 	__u8 first; /* the request is the connection's first */
 	__u8 responding; /* a final response has begun */
-	__u8 sending;	 /* inside a send call */
 	__u8 last_chunk;
 	__u8 lost;
 	__u8 no_lane;
@@ -95,9 +94,10 @@ struct conn {
 	__u8 candidate;
 	__u8 socket_state; /* exclusive stage of the socket now; 0 none */
 	__u8 response_open; /* the response's head is not complete */
-	__u8 closed;
+	__u8 counted;	   /* it is one of MAX_CONNS */
 	__u8 no_arrival;
-	__u8 pad1;
+	__u8 pad1[2];
+	__u32 sending;	 /* inside a send call */
 	__u32 head_last; /* last four bytes of the head so far */
 	__u16 head_bytes;
 	__u16 response_bytes;
@@ -183,13 +183,16 @@ struct {
 	__type(value, struct lane);
 } lanes SEC(".maps");
 
-/* One per server connection of a tracked port; dies with the socket. */
+/* One per server connection of a tracked port, at most MAX_CONNS; dies with the socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct conn);
 } conns SEC(".maps");
+
+#define MAX_CONNS 65536 /* 40 MB of storage, beside some 200 MB that the sockets themselves take */
+__u64 conns_open = 0;
 
 /*
  * Connections between handshake and first read, by socket address, since the
@@ -234,14 +237,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct head_buffer);
 } head_buffers SEC(".maps");
-
-/* Scratch for a progress record: too big for the stack. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct progress_record);
-} progress_buffer SEC(".maps");
 
 /* Everything that goes up. The size is set before loading (ring_buffer_mib). */
 struct {

@@ -204,12 +204,9 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 		/* a connection older than the receiver; not one that this process opened to somebody else */
 		if (!port_tracked(sk))
 			return 0;
-		c = bpf_sk_storage_get(&conns, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-		if (!c) {
-			count(FULL_SOCKETS);
+		c = conn_make(sk);
+		if (!c)
 			return 0;
-		}
-		conn_init(c, sk);
 	}
 	now = bpf_ktime_get_ns();
 	owner = owner_of(t, task);
@@ -297,6 +294,11 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 	} else {
 		clock_stop(&c->receive, now);
 		c->receive_since = 0;
+		/* the socket is not locked here: bytes that came since found the clock running */
+		if (tp->rcv_nxt != tp->copied_seq && sk->__sk_common.skc_state == TCP_ESTABLISHED) {
+			clock_start(&c->receive, now);
+			c->receive_since = now;
+		}
 	}
 	if (c->state == CONN_ACTIVE)
 		conn_settle(c, conn_lane(c), now);

@@ -168,12 +168,15 @@ int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 /* Everything sent so far is with the device: a reading of the request as of then. */
 static __always_inline void progress(struct conn *c, struct lane *l, __u64 at, __u64 now)
 {
-	__u32 zero = 0;
-	struct progress_record *p = bpf_map_lookup_elem(&progress_buffer, &zero);
+	struct progress_record *p = bpf_ringbuf_reserve(&ring, sizeof(*p), 0);
 
-	if (!p)
-		return;
 	conn_settle(c, l, now);
+	c->reported = c->writes;
+	if (!p) {
+		count(LOST_PROGRESS);
+		c->lost = 1;
+		return;
+	}
 	p->r.kind = RECORD_PROGRESS;
 	p->r.seq = c->seq;
 	p->r.cookie = c->cookie;
@@ -219,9 +222,7 @@ static __always_inline void progress(struct conn *c, struct lane *l, __u64 at, _
 	p->plain[SOCKET_STAGE(STAGE_RECEIVE_QUEUE)] = clock_read(c->receive, now);
 	p->plain[SOCKET_STAGE(STAGE_SEND_BUFFER)] = clock_read(c->send, now);
 	p->plain[SOCKET_STAGE(STAGE_QDISC)] = clock_read(c->qdisc, now);
-	c->reported = c->writes;
-	if (!send_up(p, sizeof(*p), LOST_PROGRESS))
-		c->lost = 1;
+	bpf_ringbuf_submit(p, BPF_RB_NO_WAKEUP);
 }
 
 /* The send call returns. 6.3+: (sk, ret, flags) */
@@ -237,7 +238,11 @@ int BPF_PROG(send_length, struct sock *sk, int ret)
 	c = bpf_sk_storage_get(&conns, sk, 0, 0);
 	if (!c || !c->sending)
 		return 0;
-	c->sending = 0;
+	/*
+	 * The socket is not locked any more. Here the flag is cleared and then handed is read, in dev_queue() it is
+	 * the other way round: both exchanges are full barriers, so that one of the two sees the end.
+	 */
+	__sync_lock_test_and_set(&c->sending, 0);
 	now = bpf_ktime_get_ns();
 	if (ret > 0 && c->responding) {
 		c->sent += ret;
@@ -295,8 +300,8 @@ int BPF_PROG(dev_queue, struct sk_buff *skb)
 	if (!c || (__s32)(end - c->handed) <= 0)
 		return 0;
 	now = bpf_ktime_get_ns();
-	c->handed = end;
 	c->handed_at = now;
+	__sync_lock_test_and_set(&c->handed, end); /* see send_length() */
 	if (!clock_running(c->qdisc)) {
 		clock_start(&c->qdisc, now);
 		c->qdisc_since = now;

@@ -37,12 +37,9 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 
 		if (!port_tracked(sk))
 			return 0;
-		c = bpf_sk_storage_get(&conns, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-		if (!c) {
-			count(FULL_SOCKETS);
+		c = conn_make(sk);
+		if (!c)
 			return 0;
-		}
-		conn_init(c, sk);
 		c->established = bpf_ktime_get_ns();
 		a.cookie = c->cookie;
 		bpf_map_update_elem(&arrivals, &key, &a, BPF_ANY);
@@ -51,7 +48,13 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 	if (new_state != TCP_FIN_WAIT1 && new_state != TCP_LAST_ACK && new_state != TCP_CLOSE)
 		return 0;
 	c = bpf_sk_storage_get(&conns, sk, 0, 0);
-	if (!c || !c->seq)
+	if (!c)
+		return 0;
+	if (new_state == TCP_CLOSE && c->counted) {
+		c->counted = 0;
+		__sync_fetch_and_sub(&conns_open, 1);
+	}
+	if (!c->seq)
 		return 0;
 	now = bpf_ktime_get_ns();
 	drained = !clock_running(c->send) && !clock_running(c->qdisc);

@@ -320,6 +320,9 @@ func (p *Probe) handle(raw []byte, handle func(Event)) {
 		p.mu.Unlock()
 	case *Exit:
 		p.mu.Lock()
+		if p.processes[e.PID].IsGo {
+			p.dropLanes(e.PID)
+		}
 		delete(p.processes, e.PID)
 		if err := p.settle(); err != nil {
 			p.logger.Error("Cannot detach hooks after the last target's end", zap.Error(err))
@@ -327,6 +330,27 @@ func (p *Probe) handle(raw []byte, handle func(Event)) {
 		p.mu.Unlock()
 	}
 	handle(e)
+}
+
+// dropLanes removes the goroutines' lanes of a process that has ended. Threads
+// take theirs with them.
+func (p *Probe) dropLanes(pid uint32) {
+	var (
+		lanes = p.objects.Maps["lanes"]
+		key   bpf.KernelLaneKey
+		value bpf.KernelLane
+		ended []bpf.KernelLaneKey
+	)
+	for it := lanes.Iterate(); it.Next(&key, &value); {
+		if key.Tgid == pid {
+			ended = append(ended, key)
+		}
+	}
+	for _, key := range ended {
+		if err := lanes.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			p.logger.Warn("A lane cannot be removed", zap.Error(err))
+		}
+	}
 }
 
 // Now is the present time of the kernel's records: CLOCK_MONOTONIC nanoseconds.
