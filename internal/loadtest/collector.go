@@ -62,12 +62,17 @@ type collector struct {
 	metrics  string // URL of its own metrics
 }
 
+// checkCollector tells what to do if there is no program at path.
+func checkCollector(path string) error {
+	if info, err := os.Stat(path); err != nil || info.IsDir() {
+		return fmt.Errorf("no collector at %s: run `make build`, or name another with -collector", path)
+	}
+	return nil
+}
+
 // startCollector starts the distribution at path. It watches the executable that
 // serves at the given address, and writes to the file out.
 func startCollector(ctx context.Context, path, dir, out, executable, address string, cpus []int) (*collector, error) {
-	if info, err := os.Stat(path); err != nil || info.IsDir() {
-		return nil, fmt.Errorf("no collector at %s: run `make build`, or name another with -collector", path)
-	}
 	otlp, err := freeAddress()
 	if err != nil {
 		return nil, err

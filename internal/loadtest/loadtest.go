@@ -62,6 +62,9 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkCollector(o.Collector); err != nil {
+		return nil, err
+	}
 	possible := faultsOf(o.Server)
 	if len(o.Kinds) == 0 {
 		o.Kinds = possible
