@@ -27,6 +27,7 @@ static __always_inline void fault_begins(__u8 user)
 	t->fault_base = l->ns[STAGE_PAGE_FAULT];
 	t->fault = now;
 	t->fault_in_user = user;
+	t->fault_io = 0;
 }
 
 static __always_inline void fault_ends(int major)
@@ -46,6 +47,7 @@ static __always_inline void fault_ends(int major)
 	if (!l || l->tid != t->tid || l->state != STAGE_PAGE_FAULT)
 		return;
 	lane_to(l, STAGE_CPU, now);
+	major |= t->fault_io;
 	spent = l->ns[STAGE_PAGE_FAULT] - t->fault_base;
 	if (major)
 		l->major += spent;

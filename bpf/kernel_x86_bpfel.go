@@ -331,6 +331,7 @@ type KernelThread struct {
 	Tid            uint32
 	Process        KernelProcess
 	Owner          uint64
+	G0             uint64
 	Seen           uint64
 	Out            uint64
 	Wake           uint64
@@ -348,6 +349,10 @@ type KernelThread struct {
 	Class          uint8
 	Contended      uint8
 	FaultInUser    uint8
+	FaultIo        uint8
+	Pad            uint8
+	Curg           uint16
+	_              [4]byte
 }
 
 // Names of all BPF objects in the ELF.

@@ -13,6 +13,53 @@
 
 #include "state.h"
 
+/* In the Go runtime: g.m, m.g0, and m.curg as of Go 1.25 and before it. */
+enum { G_M = 48, M_G0 = 0, M_CURG = 184, M_CURG_BEFORE_1_25 = 192 };
+
+/* m's current goroutine, if it is at that offset: the goroutine then points back to m. */
+static __always_inline __u64 goroutine_at(__u64 m, __u32 offset)
+{
+	__u64 g = 0, back = 0;
+
+	if (bpf_probe_read_user(&g, sizeof(g), (void *)(m + offset)) || !g ||
+	    bpf_probe_read_user(&back, sizeof(back), (void *)(g + G_M)) || back != m)
+		return 0;
+	return g;
+}
+
+/*
+ * The goroutine that a thread works for when it runs on g. While it runs C code
+ * (llama.cpp called from Go) or the runtime's own, that is its scheduling stack,
+ * g0, and the goroutine is the one that its m still calls current; when the
+ * goroutine is parked there is none.
+ */
+static __always_inline __u64 goroutine_of(struct thread *t, __u64 g)
+{
+	__u64 m = 0, current = 0;
+
+	if (!g || (t->g0 && g != t->g0))
+		return g;
+	if (bpf_probe_read_user(&m, sizeof(m), (void *)(g + G_M)) || !m)
+		return g;
+	if (!t->g0)
+		bpf_probe_read_user(&t->g0, sizeof(t->g0), (void *)(m + M_G0));
+	if (g != t->g0)
+		return g;
+	if (t->curg)
+		return bpf_probe_read_user(&current, sizeof(current), (void *)(m + t->curg)) || !current ? g : current;
+	/* which layout this runtime has shows as soon as there is a current goroutine */
+	t->curg = M_CURG;
+	current = goroutine_at(m, M_CURG);
+	if (!current) {
+		t->curg = M_CURG_BEFORE_1_25;
+		current = goroutine_at(m, M_CURG_BEFORE_1_25);
+	}
+	if (current)
+		return current;
+	t->curg = 0;
+	return g;
+}
+
 /* The lane that the current thread is working for now. */
 static __always_inline __u64 owner_of(struct thread *t, struct task_struct *current)
 {
@@ -22,7 +69,7 @@ static __always_inline __u64 owner_of(struct thread *t, struct task_struct *curr
 		return t->tid;
 	__u64 g = 0;
 	bpf_probe_read_user(&g, sizeof(g), (void *)(current->thread.fsbase + t->process.go_offset));
-	return g;
+	return goroutine_of(t, g);
 }
 
 static __always_inline void lane_key_of(struct thread *t, __u64 owner, struct lane_key *key)

@@ -89,8 +89,10 @@ static __always_inline __u32 class_of(struct thread *t, struct task_struct *prev
 	/* inside a system call a fault of user mode is over: it failed, and was not counted */
 	if (t->fault && t->fault_in_user && nr >= 0)
 		t->fault = 0;
-	if (t->fault)
+	if (t->fault) {
+		t->fault_io |= BPF_CORE_READ_BITFIELD(prev, in_iowait);
 		return STAGE_PAGE_FAULT;
+	}
 	t->syscall = nr;
 	if (BPF_CORE_READ_BITFIELD(prev, in_iowait)) {
 		if (reads_files(nr)) {

@@ -44,6 +44,7 @@ struct thread {
 	__u32 tid;
 	struct process process;
 	__u64 owner;	 /* lane id last seen on the thread; 0 unknown */
+	__u64 g0;	 /* in Go: the thread's scheduling goroutine; 0 not known yet */
 	__u64 seen;	 /* time of the thread's last event */
 	__u64 out;	 /* when it last left the CPU; 0 never */
 	__u64 wake;	 /* when it was last woken */
@@ -60,6 +61,9 @@ struct thread {
 	__u8 class;	 /* enum stage that its time off the CPU belongs to until it is woken */
 	__u8 contended;	 /* inside a contended kernel lock */
 	__u8 fault_in_user; /* the fault came from user mode */
+	__u8 fault_io;	    /* it has waited for I/O, be it another's readahead, which the kernel does not count as major */
+	__u8 pad;
+	__u16 curg; /* in Go: where m keeps its current goroutine; 0 not known yet */
 };
 
 struct lane_key {
