@@ -77,7 +77,12 @@ func (p *Probe) Counters() (Counters, error) {
 // Runs tells how often each program has run, while the kernel counts it
 // (kernel.bpf_stats_enabled, or ebpf.EnableStats).
 func (p *Probe) Runs() map[string]uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	runs := map[string]uint64{}
+	if p.closed {
+		return runs
+	}
 	for name, program := range p.objects.Programs {
 		if s, err := program.Stats(); err == nil {
 			runs[name] = s.RunCount

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -242,6 +243,11 @@ func (p *Probe) Untrack(pid uint32) error {
 // AddPort makes connections to a listening port known to the kernel side. A
 // tracked process that begins to listen is seen without this.
 func (p *Probe) AddPort(netns uint32, port uint16) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return os.ErrClosed
+	}
 	key := bpf.KernelPortKey{Netns: netns, Port: uint32(port)}
 	if err := p.objects.Maps["ports"].Put(key, uint32(0)); err != nil {
 		return fmt.Errorf("watch port %d of network namespace %d: %w", port, netns, err)
@@ -379,6 +385,9 @@ func (p *Probe) Close() error {
 	}
 	if p.objects != nil {
 		p.objects.Close()
+		// the memory of the programs' variables is unmapped when it is collected, and holds two maps until then
+		p.objects = nil
+		runtime.GC()
 	}
 	return errors.Join(errs...)
 }
