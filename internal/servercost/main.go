@@ -25,7 +25,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -38,9 +37,8 @@ import (
 )
 
 const (
-	serveEnv    = "EBPFLLM_SERVERCOST_SERVE"
-	connections = 4
-	request     = "POST /v1/chat/completions HTTP/1.1\r\nHost: server\r\nContent-Type: application/json\r\n" +
+	serveEnv = "EBPFLLM_SERVERCOST_SERVE"
+	request  = "POST /v1/chat/completions HTTP/1.1\r\nHost: server\r\nContent-Type: application/json\r\n" +
 		"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\nContent-Length: 2\r\n\r\n{}"
 )
 
@@ -105,6 +103,7 @@ func (r row) summary() summary {
 	}
 	if r.Mode != "off" && r.CPURatio[1] > 0 {
 		s.RatioTo, s.Ratio = "kernel side off", 1/r.CPURatio[1]
+		s.Note = fmt.Sprintf("quartiles %.2f–%.2f × worse; p99 %.0f us, %.2f × worse", r.CPURatio[0], r.CPURatio[2], r.P99, r.P99Ratio)
 	}
 	return s
 }
@@ -242,43 +241,33 @@ func (m *mode) round(pid uint32, t probe.Tracking, addr string, requests int) er
 	return nil
 }
 
-// ask puts requests on a few connections, one after the other on each, and
-// returns how long each took in µs.
+// ask puts requests on one connection, one after the other, and returns how long
+// each took in µs. With more connections the server would find several requests
+// at each wake-up, the more the slower it is, and the figure would say more of
+// that than of the requests.
 func ask(addr string, requests int) ([]float64, error) {
-	var (
-		wg   sync.WaitGroup
-		each = max(requests/connections, 1)
-		all  = make([][]float64, connections)
-		errs = make([]error, connections)
-	)
-	for i := range connections {
-		wg.Go(func() {
-			conn, err := net.Dial("tcp", addr)
-			if err != nil {
-				errs[i] = err
-				return
-			}
-			defer conn.Close()
-			in := bufio.NewReader(conn)
-			for range each {
-				begin := time.Now()
-				if _, errs[i] = io.WriteString(conn, request); errs[i] != nil {
-					return
-				}
-				r, err := http.ReadResponse(in, nil) //nolint:bodyclose // read to its end below; there is nothing else to close
-				if err != nil {
-					errs[i] = err
-					return
-				}
-				if _, errs[i] = io.Copy(io.Discard, r.Body); errs[i] != nil {
-					return
-				}
-				all[i] = append(all[i], float64(time.Since(begin).Nanoseconds())/1e3)
-			}
-		})
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return nil, err
 	}
-	wg.Wait()
-	return slices.Concat(all...), errors.Join(errs...)
+	defer conn.Close()
+	in := bufio.NewReader(conn)
+	latencies := make([]float64, 0, requests)
+	for range requests {
+		begin := time.Now()
+		if _, err := io.WriteString(conn, request); err != nil {
+			return nil, err
+		}
+		r, err := http.ReadResponse(in, nil)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := io.Copy(io.Discard, r.Body); err != nil {
+			return nil, err
+		}
+		latencies = append(latencies, float64(time.Since(begin).Nanoseconds())/1e3)
+	}
+	return latencies, nil
 }
 
 // cpuTime is the time that the threads of a process have run, in nanoseconds.
@@ -313,7 +302,7 @@ func start(kind string) (*exec.Cmd, string, error) {
 		return nil, "", err
 	}
 	cmd := exec.Command("/proc/self/exe")
-	// one processor, so that threads that look for work do not blur the figure
+	// one thread at a time, so that threads that look for work do not blur the figure
 	cmd.Env = append(os.Environ(), serveEnv+"="+kind+"="+addr, "GOMAXPROCS=1")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
