@@ -58,12 +58,11 @@ type KernelConn struct {
 	Lost          uint8
 	NoLane        uint8
 	NoAccept      uint8
-	Candidate     uint8
 	SocketState   uint8
 	ResponseOpen  uint8
 	Counted       uint8
 	NoArrival     uint8
-	Pad1          [2]uint8
+	Pad1          [3]uint8
 	_             [2]byte
 	Sending       uint32
 	HeadLast      uint32

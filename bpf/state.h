@@ -95,12 +95,11 @@ struct conn {
 	__u8 lost;
 	__u8 no_lane;
 	__u8 no_accept;
-	__u8 candidate;
 	__u8 socket_state; /* exclusive stage of the socket now; 0 none */
 	__u8 response_open; /* the response's head is not complete */
 	__u8 counted;	   /* it is one of MAX_CONNS */
 	__u8 no_arrival;
-	__u8 pad1[2];
+	__u8 pad1[3];
 	__u32 sending;	 /* inside a send call */
 	__u32 head_last; /* last four bytes of the head so far */
 	__u16 head_bytes;

@@ -177,6 +177,28 @@ static __always_inline void request_reset(struct conn *c, __u64 start)
 	}
 }
 
+/*
+ * What a process that is not yet a target was asked. Whether it answers is not
+ * watched, so any read may begin a request: its connections stay idle.
+ */
+static __always_inline void request_line(struct head_buffer *h, struct conn *c, struct thread *t,
+					 struct task_struct *task, int ret, __u64 now)
+{
+	c->start = c->established = 0; /* whoever reads has accepted */
+	c->receive = 0;
+	if (!head_read(h, task, ret) || !head_like_request(h, ret))
+		return;
+	h->head.flags = HEAD_CANDIDATE;
+	h->head.len = head_line(h, ret);
+	h->head.r.kind = RECORD_REQUEST_HEAD;
+	h->head.r.cookie = c->cookie;
+	h->head.r.seq = 0;
+	h->head.r.time = now;
+	h->head.pid = t->tgid;
+	h->head.tid = t->tid;
+	head_send_up(h, LOST_REQUEST_HEAD);
+}
+
 /* A read of a server socket returned bytes. 6.3+: (sk, ret, flags) */
 SEC("tp_btf/sock_recv_length")
 int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
@@ -209,15 +231,19 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 			return 0;
 	}
 	now = bpf_ktime_get_ns();
+	h = head_buffer(0);
+	if (!h)
+		return 0;
+	if (t->process.flags & PROCESS_CANDIDATE) {
+		request_line(h, c, t, task, ret, now);
+		return 0;
+	}
 	owner = owner_of(t, task);
 	l = lane_sync(t, owner, now);
 	unread = tp->rcv_nxt - tp->copied_seq;
 	if (sk->__sk_common.skc_state == TCP_CLOSE_WAIT && unread)
 		unread--;
 
-	h = head_buffer(0);
-	if (!h)
-		return 0;
 	head = c->state != CONN_ACTIVE || c->responding;
 	if (head)
 		head = head_read(h, task, ret);
@@ -238,7 +264,6 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 		__u64 start = c->start;
 		request_reset(c, start ? start : now);
 		c->no_arrival = !start;
-		c->candidate = !!(t->process.flags & PROCESS_CANDIDATE);
 	} else if (c->state == CONN_HEAD) {
 		continued = HEAD_CONTINUED;
 	}
@@ -253,9 +278,6 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 		if (!head) {
 			h->head.flags |= HEAD_UNREADABLE;
 			count(HEADS_UNREADABLE);
-		} else if (t->process.flags & PROCESS_CANDIDATE) {
-			h->head.flags |= HEAD_CANDIDATE;
-			h->head.len = head_line(h, ret);
 		} else {
 			complete = head_scan(h, ret, &c->head_last, &c->head_bytes, HEAD_BYTES);
 		}

@@ -15,7 +15,7 @@ import (
 
 // instance is what the pipelines of one configured receiver share: the Collector
 // creates a component for each signal, but the kernel side is there once. It runs
-// from the first Start to the last Shutdown.
+// while all of them run: from the last Start to the first Shutdown.
 type instance struct {
 	cfg      *Config
 	settings receiver.Settings
@@ -59,15 +59,18 @@ func join(settings receiver.Settings, cfg *Config, open opener, add func(*instan
 	return &member{instance: in}
 }
 
-// Start starts the kernel side unless another pipeline has.
+// Start starts the kernel side once all pipelines of the receiver are started:
+// what is behind the others may not take data before.
 func (m *member) Start(_ context.Context, host component.Host) error {
 	instances.Lock()
 	defer instances.Unlock()
-	if m.started || m.ended {
-		return errors.New("started twice, or after its shutdown")
-	}
 	in := m.instance
-	if in.side == nil {
+	switch {
+	case m.started || m.ended:
+		return errors.New("started twice, or after its shutdown")
+	case in.side != nil:
+		return errors.New("this pipeline was created after the receiver's other ones had started")
+	case in.running+1 == in.members:
 		side, err := startKernelSide(in.settings, in.cfg, in.traces, in.metrics, in.open, func(err error) {
 			componentstatus.ReportStatus(host, componentstatus.NewPermanentErrorEvent(err))
 		})
@@ -76,15 +79,13 @@ func (m *member) Start(_ context.Context, host component.Host) error {
 		}
 		in.side = side
 	}
-	if (in.traces != nil) != (in.side.traces != nil) || (in.metrics != nil) != (in.side.metrics != nil) {
-		return errors.New("this pipeline was created after another one of the receiver had started")
-	}
 	m.started = true
 	in.running++
 	return nil
 }
 
-// Shutdown stops the kernel side if no other pipeline uses it any more.
+// Shutdown stops the kernel side at the first pipeline's: what is behind this one
+// ends next, and what is behind the others still takes the rest of the data.
 func (m *member) Shutdown(ctx context.Context) error {
 	instances.Lock()
 	defer instances.Unlock()
@@ -96,13 +97,13 @@ func (m *member) Shutdown(ctx context.Context) error {
 	if in.members--; in.members == 0 {
 		delete(instances.m, in.cfg)
 	}
-	if !m.started {
-		return nil
-	}
-	if in.running--; in.running > 0 {
-		return nil
+	if m.started {
+		in.running--
 	}
 	side := in.side
+	if side == nil {
+		return nil
+	}
 	in.side = nil
 	return side.stop(ctx)
 }
