@@ -10,7 +10,7 @@
  *   /direct      reads FILE past the page cache
  *   /map         touches a mapping of FILE, page by page
  *   /touch?MIB   touches fresh memory
- *   /accept?MS   answers, then does not accept for MS
+ *   /accept?MS   answers; the next accept but one, at the latest, waits for MS
  *   /big?KIB     answers with KIB KiB
  *   /stream?N    answers in N chunks
  *   /body        answers when the whole body is read
@@ -174,6 +174,8 @@ static int answer(int fd)
 		}
 	}
 	delay(path, arg);
+	if (!strcmp(path, "/accept"))
+		accept_stall = arg;
 	if (!strcmp(path, "/stream")) {
 		const char *h = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
 		send_all(fd, h, strlen(h));
@@ -190,8 +192,6 @@ static int answer(int fd)
 	memcpy(out, head, strlen(head));
 	send_all(fd, out, strlen(head) + body);
 	free(out);
-	if (!strcmp(path, "/accept"))
-		accept_stall = arg;
 	return 1;
 }
 
