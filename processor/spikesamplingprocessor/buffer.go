@@ -46,6 +46,7 @@ type trace struct {
 	statuses    uint8  // bit per status code seen
 	roles       role   // of all records
 	foreignRoot bool   // a possible root other than the receiver's own
+	reopened    bool   // kernel spans that came after the trace was dropped
 }
 
 // stall is the longest occurrence of a stage in a kernel.request: it gives a
@@ -254,27 +255,35 @@ func (b *buffer) free(records []record, bytes int) {
 	}
 }
 
-// readiness is how a trace stands: whether a local root is there, and whether a
-// request in it still runs.
-type readiness struct{ root, open bool }
+// readiness is how a trace stands: whether a local root is there, whether a
+// request in it still runs, and whether one is likely to, since its
+// kernel.request has not come.
+type readiness struct{ root, open, awaited bool }
 
 // look finds out how the trace stands. A local root is a SERVER span or a
 // kernel.request whose parent is remote or not buffered, or a span without
 // parent. An occurrence whose parent is not buffered belongs to a request that
-// still runs: the receiver exports the request's own span at its end.
-func (tr *trace) look() readiness {
+// still runs: the receiver exports the request's own span at its end. An entry
+// span of a service that the receiver measures awaits its kernel.request: it
+// ends when the response is handed to the socket, the kernel.request when the
+// last byte has left.
+func (tr *trace) look(services *operations) readiness {
 	var r readiness
 	if tr.roles&(roleRoot|roleOccurrence) == 0 {
 		return r
 	}
+	wires := tr.wires()
 	for i := range tr.records {
 		rec := &tr.records[i]
 		if rec.role&(roleRoot|roleOccurrence) == 0 {
 			continue
 		}
-		parentHere := false
+		parentHere, sameProcess := false, false
 		if !rec.parent.IsEmpty() {
-			_, parentHere = tr.find(rec.parent)
+			var parent int
+			if parent, parentHere = tr.find(rec.parent); parentHere {
+				sameProcess = tr.records[parent].scope.resource == rec.scope.resource
+			}
 		}
 		switch {
 		case rec.role&roleOccurrence != 0:
@@ -282,20 +291,66 @@ func (tr *trace) look() readiness {
 		case rec.role&roleRemote != 0 || !parentHere:
 			r.root = true
 		}
+		if rec.entry() && (rec.role&roleRemote != 0 || !sameProcess) && !wires[rec.parent] && services.measures(rec.scope.resource.service) {
+			r.awaited = true
+		}
 	}
 	return r
+}
+
+// wires returns the parents that were on the wire of the trace's
+// kernel.requests, nil if there are none.
+func (tr *trace) wires() map[pcommon.SpanID]bool {
+	if tr.roles&roleKernel == 0 {
+		return nil
+	}
+	wires := map[pcommon.SpanID]bool{}
+	for i := range tr.records {
+		if rec := &tr.records[i]; rec.role&roleKernel != 0 && !rec.parent.IsEmpty() {
+			wires[rec.parent] = true
+		}
+	}
+	return wires
+}
+
+// measured returns the services of the trace that the receiver measured: those
+// of its kernel.requests, and of the entry spans with the same parent. It is nil
+// if there are none.
+func (tr *trace) measured() map[string]bool {
+	if tr.roles&roleKernel == 0 {
+		return nil
+	}
+	wires, services := tr.wires(), map[string]bool{}
+	for i := range tr.records {
+		if rec := &tr.records[i]; rec.role&roleKernel != 0 || rec.entry() && wires[rec.parent] {
+			services[rec.scope.resource.service] = true
+		}
+	}
+	return services
+}
+
+// entry tells whether the span may be the first of a process in its trace: an
+// application's SERVER span with a parent. (Only with one was there a context on
+// the wire; else the receiver's span is in a trace of its own.)
+func (r *record) entry() bool {
+	return r.role&roleRoot != 0 && r.role&roleKernel == 0 && !r.parent.IsEmpty()
 }
 
 // ownRootWait is how long after its span a trace that the receiver opened itself
 // is decided, at most: nobody else knows its id.
 const ownRootWait = int64(time.Second)
 
-// rootWait returns how long to wait after the last local root.
+// rootWait returns how long to wait after the last local root. Of a trace that
+// was dropped nothing is left to wait for.
 func (tr *trace) rootWait(afterRoot int64) int64 {
-	if tr.foreignRoot {
+	switch {
+	case tr.reopened:
+		return 0
+	case tr.foreignRoot:
 		return afterRoot
+	default:
+		return min(afterRoot, ownRootWait)
 	}
-	return min(afterRoot, ownRootWait)
 }
 
 // dueHeap orders traces by when they are due, then by arrival.

@@ -144,7 +144,8 @@ func (c *clusters) stepPartition(p *partition, now int64) (merged int, err error
 		return 0, err
 	}
 	// The window's end is not part of it: a spike of this very moment is.
-	snap, err := p.window.Step(c.axis(now) + 1e-3)
+	end := c.axis(now) + 1e-3
+	snap, err := p.window.Step(end)
 	if err != nil {
 		return 0, err
 	}
@@ -152,6 +153,11 @@ func (c *clusters) stepPartition(p *partition, now int64) (merged int, err error
 	c.points -= len(p.points)
 	old := p.points
 	p.points = make(map[uint64]*point, len(snap.Points))
+	for id, pt := range old {
+		if c.axis(pt.at) >= end {
+			p.points[id] = pt // the window has not reached it yet
+		}
+	}
 	ids := make([]*cluster, snap.Clusters)
 	for _, l := range snap.Points {
 		pt := old[l.ID]

@@ -158,6 +158,24 @@ func TestBeyondTheBoundSpikesAreLoneAndTheStepSaysSo(t *testing.T) {
 	assert.Zero(t, c.step(at(2*time.Second)).approximate, "said once")
 }
 
+func TestASpikeThatTheWindowHasNotReachedWaitsForIt(t *testing.T) {
+	c := testClusters()
+	var pts []*point
+	for range 5 {
+		pts = append(pts, c.add(lockKey, at(10*time.Second), 10))
+	}
+	require.NoError(t, c.step(at(time.Second)).err)
+	assert.Nil(t, pts[0].cluster)
+	assert.Equal(t, 5, c.points)
+	require.NoError(t, c.step(at(11*time.Second)).err)
+	for _, pt := range pts {
+		assert.NotNil(t, pt.cluster)
+	}
+	c.step(at(10 * time.Minute))
+	assert.Empty(t, c.partitions)
+	assert.Zero(t, c.points)
+}
+
 func TestASpikeOlderThanTheWindowIsLone(t *testing.T) {
 	c := testClusters()
 	c.add(lockKey, at(0), 10)

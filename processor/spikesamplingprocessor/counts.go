@@ -36,8 +36,14 @@ func newCounts() counts {
 	return counts{decided: map[decidedKey]int64{}, early: map[string]int64{}, dropped: map[string]int64{}}
 }
 
-func (c *counts) decide(d decision, early string) {
-	c.decided[decidedKey{d.keep, d.policyName()}]++
+// decide counts a decision; of a trace that was decided before, its spans as
+// late.
+func (c *counts) decide(tr *trace, d decision, early string) {
+	if tr.reopened {
+		c.late(d.keep, len(tr.records))
+	} else {
+		c.decided[decidedKey{d.keep, d.policyName()}]++
+	}
 	if early != "" {
 		c.early[early]++
 	}
@@ -49,11 +55,11 @@ func (c *counts) drop(reason string, spans int) {
 	}
 }
 
-func (c *counts) late(keep bool) {
+func (c *counts) late(keep bool, spans int) {
 	if keep {
-		c.lateKept++
+		c.lateKept += int64(spans)
 	} else {
-		c.lateDropped++
+		c.lateDropped += int64(spans)
 	}
 }
 

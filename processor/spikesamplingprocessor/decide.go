@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/sampling"
-	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 )
 
@@ -110,8 +109,11 @@ type keptTrace struct {
 // decide takes the trace out of the buffer and decides about it, once.
 func (p *spikeSampling) decide(tr *trace, early string, now int64) {
 	p.buffer.remove(tr)
-	spikes := p.spikesOf(tr)
-	top := choose(spikes)
+	measured := tr.measured()
+	for service := range measured {
+		p.operations.measure(service, now)
+	}
+	top := choose(spikesOf(tr, measured))
 	p.settle(tr)
 
 	rnd := sampling.TraceIDToRandomness(tr.id)
@@ -123,14 +125,19 @@ func (p *spikeSampling) decide(tr *trace, early string, now int64) {
 	var d decision
 	for i := range p.policies {
 		pol := &p.policies[i]
+		if tr.reopened && pol.kind != Spike {
+			continue // it had its say when the trace was dropped
+		}
 		// The first of the least strict ones counts.
 		if pol.matches(tr, top, rnd) && (d.policy == nil || sampling.ThresholdLessThan(pol.threshold, d.threshold)) {
-			d = decision{keep: true, policy: pol, threshold: pol.threshold, guessed: early != "" && pol.kind != Probabilistic}
+			d = decision{keep: true, policy: pol, threshold: pol.threshold, guessed: (early != "" || tr.reopened) && pol.kind != Probabilistic}
 		}
 	}
 
-	p.count.decide(d, early)
-	p.telemetry.ProcessorSpikeSamplingDecisionAge.Record(p.ctx, time.Duration(now-tr.first).Seconds())
+	p.count.decide(tr, d, early)
+	if !tr.reopened {
+		p.telemetry.ProcessorSpikeSamplingDecisionAge.Record(p.ctx, time.Duration(now-tr.first).Seconds())
+	}
 	if d.keep {
 		p.sampled.put(tr.id, d)
 	} else {
@@ -151,27 +158,12 @@ func (p *spikeSampling) decide(tr *trace, early string, now int64) {
 // spikesOf returns the trace's spikes without those in the duration of an
 // application span whose process the receiver measured: there the stages say
 // what is to be said.
-func (p *spikeSampling) spikesOf(tr *trace) []*spike {
-	if tr.roles&roleKernel == 0 || !slices.ContainsFunc(tr.spikes, func(s *spike) bool { return s.kind == spanSeries }) {
+func spikesOf(tr *trace, measured map[string]bool) []*spike {
+	out := func(s *spike) bool { return s.kind == spanSeries && measured[s.service] }
+	if !slices.ContainsFunc(tr.spikes, out) {
 		return tr.spikes
 	}
-	wires := map[pcommon.SpanID]bool{}
-	measured := map[string]bool{}
-	for i := range tr.records {
-		if rec := &tr.records[i]; rec.role&roleKernel != 0 {
-			measured[rec.scope.resource.service] = true
-			wires[rec.parent] = !rec.parent.IsEmpty()
-		}
-	}
-	for i := range tr.records {
-		// The entry span: below a wire's parent, and SERVER, for it has a parent.
-		if rec := &tr.records[i]; wires[rec.parent] && rec.role&roleRoot != 0 {
-			measured[rec.scope.resource.service] = true
-		}
-	}
-	return slices.DeleteFunc(slices.Clone(tr.spikes), func(s *spike) bool {
-		return s.kind == spanSeries && measured[s.service]
-	})
+	return slices.DeleteFunc(slices.Clone(tr.spikes), out)
 }
 
 // check looks at a trace that is due and decides it or sets a new time. stepped
@@ -183,9 +175,10 @@ func (p *spikeSampling) check(tr *trace, now int64, stepped bool) {
 		early = earlyMaxDuration
 	} else {
 		due := tr.last + p.cfg.DecisionWait.Nanoseconds()
-		switch r := tr.look(); {
+		switch r := tr.look(p.operations); {
 		case r.open:
 			due = limit
+		case r.awaited:
 		case r.root:
 			due = min(due, tr.rootAt+tr.rootWait(p.cfg.DecisionWaitAfterRootReceived.Nanoseconds()))
 		}

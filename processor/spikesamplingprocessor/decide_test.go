@@ -254,6 +254,116 @@ func TestLateSpansFollowTheDecision(t *testing.T) {
 	assert.Zero(t, h.p.buffer.bytes)
 }
 
+// afterDrop warms up, lets the application's part of trace 1 be dropped and
+// sends services as what comes of it 40 s later.
+func afterDrop(t *testing.T, change func(*Config), services func(at time.Duration) []service) *harness {
+	h := newHarness(t, change)
+	h.warm(map[string]float64{"stage.send_buffer": 0.001})
+	before := len(h.kept())
+	from := h.clock.Sub(epoch)
+	h.send(makeTraces(1, app("llm", span{id: 3, parent: 1, name: "POST", kind: server, from: from, to: from + time.Millisecond})))
+	h.pass(40 * time.Second) // longer than decision_wait
+	require.Empty(t, h.p.buffer.traces)
+	if !h.p.cfg.DryRun {
+		require.Len(t, h.kept(), before)
+	}
+	for _, s := range services(from) {
+		h.send(makeTraces(1, s))
+	}
+	h.pass(5 * time.Second)
+	require.Empty(t, h.p.buffer.traces, "nothing more to wait for")
+	require.Zero(t, h.p.buffer.bytes)
+	return h
+}
+
+func TestALateKernelRequestWithASpikeIsKeptThoughItsTraceWasDropped(t *testing.T) {
+	slow := func(at time.Duration) []service {
+		return []service{
+			kernel("llm", occurrence(21, 20, "send_buffer", at+time.Millisecond, at+40*time.Second)),
+			kernel("llm", request(20, 1, at, at+40*time.Second, map[string]float64{"stage.send_buffer": 39.9})),
+			app("llm", span{id: 4, parent: 3, name: "late too", from: at, to: at + time.Millisecond}),
+		}
+	}
+	tests := []struct {
+		name   string
+		change func(*Config)
+		in     func(at time.Duration) []service
+		kept   []string // names of spans
+		late   map[string]int64
+	}{
+		{"a spike, with its occurrence; what is not the kernel's follows the decision so far", nil, slow, []string{"send_buffer", kernelRequest}, map[string]int64{"sampled": 2, "not_sampled": 1}},
+		{
+			"no spike", nil,
+			func(at time.Duration) []service {
+				return []service{kernel("llm", request(20, 1, at, at+40*time.Second, map[string]float64{"stage.send_buffer": 0.001}))}
+			}, nil, map[string]int64{"not_sampled": 1},
+		},
+		{
+			"a spike that the policy does not keep",
+			policies(PolicyConfig{Name: "incidents", Type: Spike, Spike: &SpikeConfig{}}), slow, nil, map[string]int64{"not_sampled": 3},
+		},
+		{
+			"an error: no other policy is asked again",
+			policies(PolicyConfig{Name: "errors", Type: StatusCode, StatusCode: &StatusCodeConfig{StatusCodes: []string{"ERROR"}}}),
+			func(at time.Duration) []service {
+				s := slow(at)[1]
+				s.spans[0].status = ptrace.StatusCodeError
+				return []service{s}
+			}, nil, map[string]int64{"not_sampled": 1},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			h := afterDrop(t, tt.change, tt.in)
+			spans := h.kept()[traceID(1)]
+			var names []string
+			for _, s := range spans {
+				names = append(names, s.Name())
+			}
+			assert.ElementsMatch(t, tt.kept, names)
+			assert.Equal(t, tt.late, h.sum("spans_late", "decision"))
+			assert.Equal(t, map[string]int64{"none": 201}, h.sum("traces_decided", "policy"), "a trace is counted once")
+			assert.Empty(t, h.sum("traces_decided_early", "reason"))
+			if len(tt.kept) == 0 {
+				return
+			}
+			r := named(t, spans, kernelRequest)
+			assert.Equal(t, "spikes", str(r, attrPolicy))
+			assert.Equal(t, "send_buffer", str(r, attrSpikeStage))
+			assert.Contains(t, str(r, attrReason), "send_buffer took 39.9s")
+			assert.Empty(t, r.TraceState().AsRaw(), "part of the trace was dropped: no claim about probability")
+			h.send(makeTraces(1, app("llm", span{id: 5, parent: 3, name: "later", to: time.Millisecond})))
+			h.pass(time.Second)
+			assert.Equal(t, "spikes", str(named(t, h.kept()[traceID(1)], "later"), attrPolicy), "from then on the trace is a kept one")
+		})
+	}
+	t.Run("a dry run says so", func(t *testing.T) {
+		h := afterDrop(t, func(c *Config) { c.DryRun = true }, slow)
+		spans := h.kept()[traceID(1)]
+		require.Len(t, spans, 4)
+		assert.Equal(t, "not_sampled", str(named(t, spans, "POST"), attrDryRun))
+		assert.Equal(t, "sampled", str(named(t, spans, kernelRequest), attrDryRun))
+	})
+}
+
+func TestTheSlowReadersTraceIsKeptWhole(t *testing.T) {
+	h := newHarness(t, nil)
+	h.warm(map[string]float64{"stage.send_buffer": 0.001})
+	from := h.clock.Sub(epoch)
+	h.send(makeTraces(1, app("llm", span{id: 3, parent: 1, name: "POST", kind: server, from: from, to: from + time.Millisecond})))
+	h.pass(14 * time.Second)
+	h.send(makeTraces(1, kernel("llm",
+		occurrence(21, 20, "send_buffer", from+time.Millisecond, from+14*time.Second),
+		request(20, 1, from, from+14*time.Second, map[string]float64{"stage.send_buffer": 13.9}))))
+	h.pass(10 * time.Second)
+	spans := h.kept()[traceID(1)]
+	require.Len(t, spans, 3)
+	assert.Equal(t, spanID(3), named(t, spans, kernelRequest).ParentSpanID())
+	assert.Equal(t, "send_buffer", str(named(t, spans, "POST"), attrSpikeStage))
+	assert.Equal(t, "ot=th:0", named(t, spans, "POST").TraceState().AsRaw())
+	assert.Empty(t, h.sum("spans_late", "decision"))
+}
+
 func TestTheDecisionCacheForgetsTheOldest(t *testing.T) {
 	c := newCache[int](3)
 	for i := range uint64(5) {

@@ -60,6 +60,7 @@ type item struct {
 	stage  stage.Stage // of an occurrence
 	kernel *measures   // of a kernel.request
 	in     *trace      // once it is buffered
+	reopen bool        // its trace was dropped
 }
 
 // measures are the stages of a kernel.request.

@@ -18,11 +18,13 @@ const maxOperations = 200
 // maxName bounds the length of a service's or operation's name, in bytes.
 const maxName = 256
 
-// operations names operations, within bounds.
+// operations names operations, within bounds, and knows which services the
+// receiver measures.
 type operations struct {
-	max     int // of all services
-	names   map[operationKey]*operation
-	service map[string]int // operations per service
+	max      int // of all services
+	names    map[operationKey]*operation
+	service  map[string]int   // operations per service
+	measured map[string]int64 // services, and when last a kernel.request of them was seen, ns since the epoch
 }
 
 type operationKey struct {
@@ -37,7 +39,7 @@ type operation struct {
 }
 
 func newOperations(bound int) *operations {
-	return &operations{max: bound, names: map[operationKey]*operation{}, service: map[string]int{}}
+	return &operations{max: bound, names: map[operationKey]*operation{}, service: map[string]int{}, measured: map[string]int64{}}
 }
 
 // name returns the operation's name, or other.
@@ -64,7 +66,25 @@ func (o *operations) name(k operationKey, now int64) string {
 	return op.name
 }
 
-// expire forgets operations that were not seen since.
+// measure notes that the receiver measured a request of the service. A service
+// beyond the bound is as one that is not measured.
+func (o *operations) measure(service string, now int64) {
+	if _, ok := o.measured[service]; !ok {
+		if len(o.measured) >= o.max {
+			return
+		}
+		service = strings.Clone(service) // see name
+	}
+	o.measured[service] = now
+}
+
+// measures tells whether the receiver is known to measure the service.
+func (o *operations) measures(service string) bool {
+	_, ok := o.measured[service]
+	return ok
+}
+
+// expire forgets operations and measured services that were not seen since.
 func (o *operations) expire(since int64) {
 	for k, op := range o.names {
 		if op.seen < since {
@@ -72,6 +92,11 @@ func (o *operations) expire(since int64) {
 			if o.service[k.service]--; o.service[k.service] == 0 {
 				delete(o.service, k.service)
 			}
+		}
+	}
+	for service, seen := range o.measured {
+		if seen < since {
+			delete(o.measured, service)
 		}
 	}
 }

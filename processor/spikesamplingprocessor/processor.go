@@ -212,6 +212,9 @@ func (p *spikeSampling) absorb(d *digest) error {
 	for i := range d.items {
 		it := &d.items[i]
 		it.scope = scopes[it.env]
+		if it.kernel != nil {
+			p.operations.measure(it.scope.resource.service, now)
+		}
 		if p.follow(it, &late) {
 			continue
 		}
@@ -220,6 +223,7 @@ func (p *spikeSampling) absorb(d *digest) error {
 			p.count.drop(dropDuplicate, 1)
 			continue
 		}
+		tr.reopened = tr.reopened || it.reopen
 		it.in = tr
 		p.note(tr, it, now)
 	}
@@ -272,14 +276,20 @@ type lateSpans struct {
 }
 
 // follow tells whether the span's trace was decided, and treats it likewise.
+// The kernel's spans do not follow the decision to drop: they open the trace
+// again, for what slowed the request down may be known only now.
 func (p *spikeSampling) follow(it *item, late *lateSpans) bool {
 	d, keep := p.sampled.get(it.trace)
 	if !keep {
 		if _, drop := p.dropped.get(it.trace); !drop {
 			return false
 		}
+		if it.role&(roleKernel|roleOccurrence) != 0 {
+			it.reopen = true
+			return false
+		}
 	}
-	p.count.late(keep)
+	p.count.late(keep, 1)
 	if !keep && !p.cfg.DryRun {
 		return true
 	}

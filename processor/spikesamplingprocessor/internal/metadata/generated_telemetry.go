@@ -121,7 +121,7 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.ProcessorSpikeSamplingSpansLate, err = builder.meter.Int64Counter(
 		"otelcol_processor_spike_sampling_spans_late",
-		metric.WithDescription("Spans that came after their trace's decision and followed it. [Development]"),
+		metric.WithDescription("Spans that came after their trace's decision, by what became of them. [Development]"),
 		metric.WithUnit("{spans}"),
 	)
 	errs = errors.Join(errs, err)

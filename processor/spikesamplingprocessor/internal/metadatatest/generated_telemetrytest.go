@@ -143,7 +143,7 @@ func AssertEqualProcessorSpikeSamplingSpansDropped(t *testing.T, tt *componentte
 func AssertEqualProcessorSpikeSamplingSpansLate(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_processor_spike_sampling_spans_late",
-		Description: "Spans that came after their trace's decision and followed it. [Development]",
+		Description: "Spans that came after their trace's decision, by what became of them. [Development]",
 		Unit:        "{spans}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,
