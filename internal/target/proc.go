@@ -92,6 +92,24 @@ func (p Proc) stat(pid uint32) (parent uint32, start uint64, err error) {
 	return parent, start, nil
 }
 
+// ReadsAll tells whether this process has the capabilities that reading the
+// processes of all users takes: CAP_SYS_PTRACE, and CAP_DAC_READ_SEARCH or
+// CAP_DAC_OVERRIDE.
+func (p Proc) ReadsAll() bool {
+	status, err := readBounded(filepath.Join(p.root, "self", "status"), maxSmallFile)
+	if err != nil {
+		return false
+	}
+	_, rest, _ := bytes.Cut(status, []byte("\nCapEff:"))
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	effective, err := strconv.ParseUint(string(bytes.TrimSpace(line)), 16, 64)
+	if err != nil {
+		return false
+	}
+	const override, readSearch, ptrace = 1 << 1, 1 << 2, 1 << 19 // linux/capability.h
+	return effective&ptrace != 0 && effective&(override|readSearch) != 0
+}
+
 // Identify fills in the identity of a process that Process returned. What
 // cannot be read stays empty; the executable's name then is the service's.
 func (p Proc) Identify(proc *Process) {
@@ -122,9 +140,12 @@ func (p Proc) Listeners(pid uint32) ([]Listener, error) {
 type ports struct {
 	proc    Proc
 	byNetNS map[uint32]map[uint64]uint16 // namespace -> socket inode -> port
+	told    map[Listener]bool            // by the watcher: processes share ports
 }
 
-func (p Proc) newPorts() *ports { return &ports{p, map[uint32]map[uint64]uint16{}} }
+func (p Proc) newPorts() *ports {
+	return &ports{p, map[uint32]map[uint64]uint16{}, map[Listener]bool{}}
+}
 
 func (ps *ports) of(pid uint32) ([]Listener, error) {
 	link, err := os.Readlink(ps.proc.file(pid, "ns/net"))

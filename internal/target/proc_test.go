@@ -160,3 +160,21 @@ func TestProcReadsThisProcess(t *testing.T) {
 	}
 	assert.Contains(t, ports, uint16(l.Addr().(*net.TCPAddr).Port))
 }
+
+func TestReadingEveryProcessTakesTwoCapabilities(t *testing.T) {
+	f := newFakeProc(t)
+	assert.False(t, f.proc().ReadsAll(), "nothing is known")
+	require.NoError(t, os.Mkdir(f.root+"/self", 0o755))
+	for effective, want := range map[string]bool{
+		"000001ffffffffff": true,
+		"0000000000080004": true,
+		"0000000000080002": true, // CAP_DAC_OVERRIDE does too
+		"0000000000080000": false,
+		"0000000000000004": false,
+		"0000000000000000": false,
+		"zz":               false,
+	} {
+		f.write(f.root+"/self", "status", "Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t"+effective+"\nCapBnd:\t0\n")
+		assert.Equal(t, want, f.proc().ReadsAll(), effective)
+	}
+}

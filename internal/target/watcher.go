@@ -12,8 +12,8 @@ import (
 // fields is set.
 type Change struct {
 	Track   *Tracked
-	Untrack uint32 // pid
-	Port    *Listener
+	Untrack uint32    // pid
+	Port    *Listener // a watched process listens on it; told at each look, as the kernel side drops ports
 }
 
 // Tracked is a process to watch. Tracking one again replaces what was said of
@@ -31,13 +31,10 @@ type Watcher struct {
 	rules   []Rule
 	self    uint32
 	entries map[uint32]*entry
-	ports   map[Listener]bool // that were told
 	denied  int
 
 	needPorts bool // to decide: there are no rules, or one names ports
 }
-
-const maxPorts = 1 << 16
 
 type entry struct {
 	Tracked
@@ -50,7 +47,7 @@ type entry struct {
 func NewWatcher(proc Proc, rules []Rule, self uint32) *Watcher {
 	return &Watcher{
 		proc: proc, rules: rules, self: self,
-		entries: map[uint32]*entry{}, ports: map[Listener]bool{},
+		entries: map[uint32]*entry{},
 		needPorts: len(rules) == 0 ||
 			slices.ContainsFunc(rules, func(r Rule) bool { return len(r.Ports) > 0 }),
 	}
@@ -75,10 +72,14 @@ func (w *Watcher) Denied() int { return w.denied }
 // Unmatched returns the indices of the rules that match no process now.
 func (w *Watcher) Unmatched() []int {
 	var none []int
+	ports := w.proc.newPorts()
 	for i := range w.rules {
 		found := false
 		for _, e := range w.entries {
-			listeners, _ := w.proc.Listeners(e.PID)
+			var listeners []Listener
+			if len(w.rules[i].Ports) > 0 {
+				listeners, _ = ports.of(e.PID)
+			}
 			if found = w.rules[i].matches(&e.Process, listeners); found {
 				break
 			}
@@ -160,7 +161,7 @@ func (w *Watcher) Served(pid uint32) []Change {
 }
 
 // Rescan reads all processes: those that were there before the watcher, and
-// what events were missed.
+// what events were missed. It tells every port that watched processes listen on.
 func (w *Watcher) Rescan() ([]Change, error) {
 	pids, err := w.proc.PIDs()
 	if err != nil {
@@ -282,11 +283,8 @@ func (w *Watcher) consider(pid uint32, ports *ports, exec bool) (changes []Chang
 		listeners, _ = ports.of(pid)
 	}
 	for _, l := range listeners {
-		if len(w.ports) >= maxPorts {
-			clear(w.ports) // they are only told again
-		}
-		if !w.ports[l] {
-			w.ports[l] = true
+		if !ports.told[l] {
+			ports.told[l] = true
 			changes = append(changes, Change{Port: &l})
 		}
 	}

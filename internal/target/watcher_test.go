@@ -60,7 +60,13 @@ func TestRulesAreAndedWithinAndOredBetween(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := NewWatcher(f.proc(), tt.rules, 1)
 			assert.Equal(t, tt.want, rescan(t, w))
-			assert.Empty(t, rescan(t, w), "nothing changed")
+			var ports []string
+			for _, s := range tt.want {
+				if s[0] == ':' {
+					ports = append(ports, s)
+				}
+			}
+			assert.ElementsMatch(t, ports, rescan(t, w), "nothing changed, and the ports are told again")
 		})
 	}
 }
@@ -143,7 +149,7 @@ func TestAForkedChildIsWhatItsParentIs(t *testing.T) {
 	assert.Equal(t, []string{"?6", ":22"}, rescan(t, w))
 	f.put(10, fakeProcess{parent: 6, start: 3, exe: "/bin/sshd", ports: []uint16{22}})
 	w.Fork(10, 6)
-	assert.Empty(t, rescan(t, w), "a worker that shares the socket")
+	assert.Equal(t, []string{":22"}, rescan(t, w), "a worker that shares the socket")
 	f.put(10, fakeProcess{parent: 6, start: 3, exe: "/bin/bash"})
 	assert.Equal(t, []string{"-10"}, say(w.Exec(10)), "a session's shell is no candidate")
 }
@@ -186,19 +192,61 @@ func TestWithoutRulesAServerBecomesATargetWhenAskedForAnLLM(t *testing.T) {
 	assert.Equal(t, []string{"?5", ":80", "?7", ":22"}, rescan(t, w))
 	assert.Empty(t, w.Unmatched())
 
-	assert.Equal(t, []string{"+5", "+6"}, say(w.Asked(5)))
+	assert.Equal(t, []string{"+5", ":80", "+6"}, say(w.Asked(5)))
 	assert.Empty(t, say(w.Asked(5)), "asked once is enough")
 	assert.Empty(t, say(w.Asked(8)), "not a candidate")
-	assert.Empty(t, rescan(t, w))
+	assert.Equal(t, []string{":80", ":22"}, rescan(t, w))
 
 	f.put(8, fakeProcess{parent: 1, start: 4, exe: "/bin/quiet", ports: []uint16{90}})
 	assert.Equal(t, []string{"?8", ":90"}, say(w.Listen(8)))
 
 	f.put(5, fakeProcess{parent: 1, start: 1, exe: "/bin/other", ports: []uint16{80}})
-	assert.Equal(t, []string{"?5"}, say(w.Exec(5)), "the new program was asked nothing")
+	assert.Equal(t, []string{"?5", ":80"}, say(w.Exec(5)), "the new program was asked nothing")
 	targets, candidates := w.Targets()
 	assert.Equal(t, 1, targets)
 	assert.Equal(t, 3, candidates)
+}
+
+// The kernel side drops a port as soon as one of the sockets that listen on it
+// by SO_REUSEPORT is closed.
+func TestAPortThatTheKernelSideHasDroppedIsToldAgainAsLongAsItIsListenedOn(t *testing.T) {
+	f := newFakeProc(t)
+	f.put(5, fakeProcess{parent: 1, start: 1, exe: "/bin/server", ports: []uint16{80, 81}})
+	f.put(6, fakeProcess{parent: 5, start: 2, exe: "/bin/server", ports: []uint16{80}})
+	for name, rules := range map[string][]Rule{"targets": {{Executable: "server"}}, "candidates": nil} {
+		t.Run(name, func(t *testing.T) {
+			w := NewWatcher(f.proc(), rules, 1)
+			assert.Subset(t, rescan(t, w), []string{":80", ":81"})
+			assert.ElementsMatch(t, []string{":80", ":81"}, rescan(t, w), "each once, though two processes have it")
+		})
+	}
+	w := NewWatcher(f.proc(), nil, 1)
+	rescan(t, w)
+	f.put(5, fakeProcess{parent: 1, start: 1, exe: "/bin/server", ports: []uint16{81}})
+	f.remove(6)
+	assert.ElementsMatch(t, []string{"-6", ":81"}, rescan(t, w), "nobody listens on 80 any more")
+}
+
+func TestADaemonThatForksAndExitsBeforeItIsLookedAtIsFoundByTheNextRescan(t *testing.T) {
+	for name, rules := range map[string][]Rule{
+		"without rules": nil, "by executable": {{Executable: "nginx"}}, "by port": {{Ports: []uint16{80}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFakeProc(t)
+			w := NewWatcher(f.proc(), rules, 1)
+			assert.Empty(t, rescan(t, w))
+			// process 5 has begun to listen, and is gone; its child was forked before
+			f.put(6, fakeProcess{parent: 1, start: 2, exe: "/bin/nginx", ports: []uint16{80}})
+			f.put(7, fakeProcess{parent: 6, start: 3, exe: "/bin/nginx", ports: []uint16{80}})
+			assert.Empty(t, say(w.Exec(5)))
+			assert.Empty(t, say(w.Listen(5)))
+			if rules == nil {
+				assert.Equal(t, []string{"?6", ":80", "?7"}, rescan(t, w))
+			} else {
+				assert.Equal(t, []string{"+6", ":80", "+7"}, rescan(t, w))
+			}
+		})
+	}
 }
 
 func TestTheReceiverNeverWatchesItself(t *testing.T) {

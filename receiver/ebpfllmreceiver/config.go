@@ -21,8 +21,8 @@ import (
 // Config of the receiver.
 type Config struct {
 	// Targets are the processes to watch; a process is one if any entry matches it,
-	// and its children are with it. Without entries, servers are watched that are
-	// asked the path of an LLM API.
+	// and its children are with it. Without the key, servers are watched that are
+	// asked the path of an LLM API; an empty list is an error.
 	Targets []TargetConfig `mapstructure:"targets"`
 
 	// Stages, by name, can be turned off: they are then not measured, and what only
@@ -30,11 +30,11 @@ type Config struct {
 	Stages map[string]StageConfig `mapstructure:"stages"`
 
 	// MinDuration is how long an occurrence of a stage must last to become a span of
-	// its own. Shorter ones count in the totals only. Greater than 0; default 1ms.
+	// its own. Shorter ones count in the totals only. At least 10us; default 1ms.
 	MinDuration time.Duration `mapstructure:"min_duration"`
 
-	// CollectionInterval is the time between two exports of the metrics. Greater
-	// than 0; default 10s.
+	// CollectionInterval is the time between two exports of the metrics. At least
+	// 10ms; default 10s.
 	CollectionInterval time.Duration `mapstructure:"collection_interval"`
 
 	// EmitUnsampled makes spans also of requests whose traceparent says that their
@@ -78,23 +78,31 @@ func createDefaultConfig() component.Config {
 	}
 }
 
-const maxPattern = 4096 // bytes of a command_line expression
+const (
+	maxPattern           = 4096 // bytes of a command_line expression
+	leastMinDuration     = 10 * time.Microsecond
+	leastCollectInterval = 10 * time.Millisecond
+	plainNumbersAreNanos = "a number without a unit is nanoseconds"
+)
 
 // Validate reports every mistake at once.
 func (c *Config) Validate() error {
 	var errs []error
-	if c.MinDuration <= 0 {
-		errs = append(errs, fmt.Errorf("min_duration is %v: it must be greater than 0; without a lower bound every wait of every request would become a span", c.MinDuration))
+	if c.MinDuration < leastMinDuration {
+		errs = append(errs, fmt.Errorf("min_duration is %v: it must be at least %v, or every wait of every request would become a span; give it with its unit, such as 1ms (%s)", c.MinDuration, leastMinDuration, plainNumbersAreNanos))
 	}
-	if c.CollectionInterval <= 0 {
-		errs = append(errs, fmt.Errorf("collection_interval is %v: it must be greater than 0", c.CollectionInterval))
+	if c.CollectionInterval < leastCollectInterval {
+		errs = append(errs, fmt.Errorf("collection_interval is %v: it must be at least %v; give it with its unit, such as 10s (%s)", c.CollectionInterval, leastCollectInterval, plainNumbersAreNanos))
 	}
 	if n := c.RingBufferMiB; n < 1 || n > 1024 || bits.OnesCount(uint(n)) != 1 {
 		errs = append(errs, fmt.Errorf("ring_buffer_mib is %d: it must be a power of two from 1 to 1024", n))
 	}
 	errs = append(errs, c.validateStages()...)
+	if c.Targets != nil && len(c.Targets) == 0 {
+		errs = append(errs, errors.New("targets is empty: remove the key to watch every server of an LLM API, or name a target"))
+	}
 	for i, t := range c.Targets {
-		if err := t.validate(); err != nil {
+		for _, err := range t.validate() {
 			errs = append(errs, fmt.Errorf("targets[%d]: %w", i, err))
 		}
 		for j := range i {
@@ -136,13 +144,15 @@ func configurableStages() []string {
 	return names
 }
 
-func (t *TargetConfig) validate() error {
-	var errs []error
+func (t *TargetConfig) validate() (errs []error) {
 	if t.Executable == "" && t.CommandLine == "" && len(t.Ports) == 0 && t.PID == 0 {
 		errs = append(errs, errors.New("it says nothing: set executable, command_line, ports or pid, or remove it"))
 	}
 	if strings.Contains(t.Executable, "/") && !strings.HasPrefix(t.Executable, "/") {
 		errs = append(errs, fmt.Errorf("executable %q is neither a name nor an absolute path", t.Executable))
+	}
+	if strings.ContainsAny(t.Executable, "*?[") {
+		errs = append(errs, fmt.Errorf("executable %q is compared as it stands, not as a pattern: use command_line, which is a regular expression", t.Executable))
 	}
 	if len(t.CommandLine) > maxPattern {
 		errs = append(errs, fmt.Errorf("command_line is longer than %d bytes", maxPattern))
@@ -157,7 +167,7 @@ func (t *TargetConfig) validate() error {
 	if t.PID < 0 || t.PID > 1<<22 {
 		errs = append(errs, fmt.Errorf("pid %d is not between 1 and %d", t.PID, 1<<22))
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
 // rules turns the targets of a valid configuration into what they match.

@@ -59,18 +59,27 @@ func TestConfigThatIsValid(t *testing.T) {
 
 func TestConfigMistakesAreNamedWithTheirRemedy(t *testing.T) {
 	for name, want := range map[string][]string{
-		"unknown_stage":         {`there is no stage "page_falut"`, "page_fault, page_cache"},
-		"unattributed":          {`there is no stage "unattributed"`},
-		"all_disabled":          {"all are disabled", "leave one enabled"},
-		"negative_durations":    {"min_duration is -1ms: it must be greater than 0", "collection_interval is -10s: it must be greater than 0"},
-		"zero_durations":        {"min_duration is 0s", "collection_interval is 0s"},
+		"unknown_stage":      {`there is no stage "page_falut"`, "page_fault, page_cache"},
+		"unattributed":       {`there is no stage "unattributed"`},
+		"all_disabled":       {"all are disabled", "leave one enabled"},
+		"negative_durations": {"min_duration is -1ms: it must be at least 10µs", "collection_interval is -10s: it must be at least 10ms"},
+		"zero_durations":     {"min_duration is 0s", "collection_interval is 0s"},
+		"durations_without_unit": {
+			"min_duration is 1ns: it must be at least 10µs", "such as 1ms (a number without a unit is nanoseconds)",
+			"collection_interval is 10ns: it must be at least 10ms", "such as 10s (a number without a unit is nanoseconds)",
+		},
+		"no_targets": {"targets is empty: remove the key to watch every server of an LLM API, or name a target"},
+		"pattern_as_executable": {
+			`targets[0]: executable "llama*" is compared as it stands, not as a pattern: use command_line`,
+			`targets[1]: executable "/opt/llama?/[ab]" is compared`,
+		},
 		"ring_not_power_of_two": {"ring_buffer_mib is 12: it must be a power of two from 1 to 1024"},
 		"ring_negative":         {"ring_buffer_mib is -8"},
 		"empty_target":          {"targets[1]: it says nothing: set executable, command_line, ports or pid"},
 		"same_target_twice":     {"targets[2] is the same as targets[0]"},
 		"bad_target": {
-			`targets[0]: executable "bin/server" is neither a name nor an absolute path`, "command_line is not a regular expression",
-			"port 0 is not", "port 65536 is not", "pid -1 is not",
+			`targets[0]: executable "bin/server" is neither a name nor an absolute path`, "targets[0]: command_line is not a regular expression",
+			"targets[0]: port 0 is not", "targets[0]: port 65536 is not", "targets[0]: pid -1 is not",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -80,6 +89,17 @@ func TestConfigMistakesAreNamedWithTheirRemedy(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestTheSmallestDurationsAreValid(t *testing.T) {
+	cfg := defaults()
+	cfg.MinDuration, cfg.CollectionInterval = leastMinDuration, leastCollectInterval
+	require.NoError(t, confmap.Validate(cfg))
+	cfg.MinDuration--
+	require.Error(t, confmap.Validate(cfg))
+	cfg = defaults()
+	cfg.CollectionInterval = leastCollectInterval - 1
+	require.Error(t, confmap.Validate(cfg))
 }
 
 func TestConfigOptionThatDoesNotExist(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/ebpfllm/ebpfllm/internal/assemble"
 	"github.com/ebpfllm/ebpfllm/internal/clock"
@@ -56,6 +57,7 @@ const (
 	flushInterval   = uint64(50 * time.Millisecond)
 	countInterval   = uint64(time.Second)
 	rescanInterval  = uint64(30 * time.Second)
+	hurriedRescan   = uint64(time.Second) // when something happened that calls for one
 	maxQueuedSpans  = 1 << 16
 	maxQueuedPoints = 1 << 20
 )
@@ -86,7 +88,11 @@ type kernelSide struct {
 	complained map[string]bool
 
 	// When each was last done, in nanoseconds of the kernel's clock.
-	flushed, collected, counted, scanned uint64
+	flushed, collected, counted uint64
+
+	hurry    bool   // a rescan shall not wait for rescanInterval
+	rescanAt uint64 // when the next one is due
+	scanTook uint64 // nanoseconds, the latest
 
 	counts  atomic.Pointer[counts]
 	cancel  context.CancelFunc
@@ -246,9 +252,12 @@ func (k *kernelSide) handle(e probe.Event) {
 		k.watcher.Fork(e.PID, e.Parent)
 	case *probe.Exit:
 		k.forget(e.PID)
-		k.apply(k.watcher.Exit(e.PID))
+		changes := k.watcher.Exit(e.PID)
+		k.apply(changes)
+		k.hurry = k.hurry || len(changes) > 0
 	case *probe.Listen:
 		k.apply(k.watcher.Listen(e.PID))
+		k.hurry = true
 	case *probe.Tick:
 		k.tick(e.Now)
 	}
@@ -278,14 +287,35 @@ func (k *kernelSide) tick(now uint64) {
 	if due(&k.collected, uint64(k.cfg.CollectionInterval)) {
 		k.collect()
 	}
-	if due(&k.scanned, rescanInterval) {
-		changes, err := k.watcher.Rescan()
-		if err != nil {
-			k.complain("rescan", "The processes cannot be listed", zap.Error(err))
-		}
-		k.apply(changes)
-		k.sayWaiting()
+	k.rescan(now)
+}
+
+// rescan looks at all processes if that is due. A daemon listens, forks and
+// exits before its parent could be looked at, and workers that share a port by
+// SO_REUSEPORT take it from the kernel side as the first of them ends. So what
+// begins to listen, or a watched process's end, brings the next look forward, to
+// when things have settled, and never so that looking takes more than a
+// twentieth of the time.
+func (k *kernelSide) rescan(now uint64) {
+	if k.rescanAt == 0 {
+		k.rescanAt = now + rescanInterval
 	}
+	if k.hurry {
+		k.hurry = false
+		k.rescanAt = min(k.rescanAt, now+max(hurriedRescan, 20*k.scanTook))
+	}
+	if now < k.rescanAt {
+		return
+	}
+	k.rescanAt = now + rescanInterval
+	begin := probe.Now()
+	changes, err := k.watcher.Rescan()
+	if err != nil {
+		k.complain("rescan", "The processes cannot be listed", zap.Error(err))
+	}
+	k.apply(changes)
+	k.sayWaiting()
+	k.scanTook = probe.Now() - begin
 }
 
 // asked is told that a candidate was asked a path.
@@ -303,7 +333,8 @@ func (k *kernelSide) apply(changes []target.Change) {
 			k.track(c.Track)
 		case c.Port != nil:
 			if err := k.source.AddPort(c.Port.NetNS, c.Port.Port); err != nil {
-				k.complain("port", "A listening port cannot be watched: the accept queue of its connections stays unknown", zap.Error(err))
+				k.complain("port", "A listening port cannot be watched: requests on its new connections are not measured. It is tried again at least every 30 s; what connects until then is known from its first read after that, its accept queue and its first byte's arrival are not",
+					zap.Uint16("port", c.Port.Port), zap.Error(err))
 			}
 		default:
 			k.forget(c.Untrack)
@@ -344,22 +375,38 @@ func (k *kernelSide) sayWaiting() {
 				zap.Int("target", i), zap.Any("rule", k.cfg.Targets[i]))
 		}
 	}
-	if k.watcher.Denied() > 0 {
-		k.complain("denied", "Some processes may not be read and are not considered; if a target is among them, give the collector CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
-			zap.Int("processes", k.watcher.Denied()))
+	if n := k.watcher.Denied(); n > 0 {
+		k.sayDenied(n, target.NewProc(procRoot).ReadsAll())
 	}
+}
+
+// sayDenied says, once, that processes could not be read, and the remedy if the
+// collector lacks the capabilities for it.
+func (k *kernelSide) sayDenied(processes int, capable bool) {
+	if capable {
+		k.once(zapcore.InfoLevel, "denied", "Some processes are hidden from the collector, though it has CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (by a security module or a sandbox, perhaps); they are not considered",
+			zap.Int("processes", processes))
+		return
+	}
+	k.complain("denied", "Some processes may not be read and are not considered; if a target is among them, give the collector CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+		zap.Int("processes", processes))
 }
 
 const maxComplaints = 1024
 
 // complain warns of something once.
 func (k *kernelSide) complain(about, message string, fields ...zap.Field) {
+	k.once(zapcore.WarnLevel, about, message, fields...)
+}
+
+// once says something at the given level, and after that at debug.
+func (k *kernelSide) once(level zapcore.Level, about, message string, fields ...zap.Field) {
 	if k.complained[about] || len(k.complained) >= maxComplaints {
-		k.logger.Debug(message, fields...)
-		return
+		level = zapcore.DebugLevel
+	} else {
+		k.complained[about] = true
 	}
-	k.complained[about] = true
-	k.logger.Warn(message, fields...)
+	k.logger.Log(level, message, fields...)
 }
 
 // process returns who a request came to.

@@ -462,14 +462,92 @@ func TestTargetsAreTrackedAsTheyComeAndGo(t *testing.T) {
 	stop(t, m)
 }
 
-// The program under test is itself excluded, so a listener is run in a child.
-func TestWithoutTargetsAServerIsTrackedFullyOnceAskedForAnLLM(t *testing.T) {
-	if os.Getenv("EBPFLLM_TEST_LISTEN") != "" {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		fmt.Println(l.Addr().(*net.TCPAddr).Port)
-		select {}
+func TestWhatBeginsToListenAndATargetsEndBringTheNextRescanForward(t *testing.T) {
+	const none = 1 << 22 // no process has this pid
+	for _, tt := range []struct {
+		name    string
+		event   func(target int) probe.Event
+		hurries bool
+	}{
+		{"a daemon's parent, which has ended already, listens", func(int) probe.Event { return &probe.Listen{PID: none, Port: 80} }, true},
+		{"a target ends", func(target int) probe.Event { return &probe.Exit{PID: uint32(target)} }, true},
+		{"another process ends", func(int) probe.Event { return &probe.Exit{PID: none} }, false},
+		{"nothing happens", func(int) probe.Event { return &probe.Fork{} }, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := defaults()
+			cfg.Targets = []TargetConfig{{Executable: "sleep", CommandLine: "^sleep 1000$"}}
+			target := child(t)
+			r := newRig(t, cfg)
+			m := r.joinTraces()
+			start(t, m)
+			defer stop(t, m)
+			r.events <- &probe.Tick{Now: 1 * ms}
+			missed := child(t) // nothing tells of it
+			waitFor(t, func() bool {
+				exe, err := os.Readlink("/proc/" + strconv.Itoa(missed) + "/exe")
+				return err == nil && strings.HasSuffix(exe, "sleep")
+			})
+			r.events <- tt.event(target)
+			r.events <- &probe.Tick{Now: 2 * ms}
+			r.settle()
+			_, ok := r.tracking(missed)
+			assert.False(t, ok, "at most one a second")
+			r.events <- &probe.Tick{Now: rescanInterval - 1*ms} // before it is due by itself
+			r.settle()
+			_, ok = r.tracking(missed)
+			assert.Equal(t, tt.hurries, ok)
+		})
 	}
+}
+
+func TestPortsAreToldAgainAtEachRescan(t *testing.T) {
+	cmd, port := listener(t)
+	r := newRig(t, forPID(cmd.Process.Pid))
+	m := r.joinTraces()
+	start(t, m)
+	defer stop(t, m)
+	watched := func() bool {
+		r.settle()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.ports[port]
+	}
+	require.True(t, watched())
+	r.mu.Lock()
+	delete(r.ports, port) // another process that shared it has closed its socket
+	r.mu.Unlock()
+	r.events <- &probe.Tick{Now: 1 * ms}
+	assert.False(t, watched())
+	r.events <- &probe.Tick{Now: 1*ms + rescanInterval}
+	assert.True(t, watched())
+}
+
+func TestProcessesThatCannotBeReadAreSaidOnceWithTheRemedyThatHelps(t *testing.T) {
+	for _, tt := range []struct {
+		capable bool
+		level   zapcore.Level
+		message string
+	}{
+		{false, zapcore.WarnLevel, "give the collector CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"},
+		{true, zapcore.InfoLevel, "are hidden from the collector"},
+	} {
+		core, logs := observer.New(zapcore.InfoLevel)
+		k := &kernelSide{logger: zap.New(core), complained: map[string]bool{}}
+		k.sayDenied(3, tt.capable)
+		k.sayDenied(4, tt.capable)
+		require.Equal(t, 1, logs.Len())
+		entry := logs.All()[0]
+		assert.Equal(t, tt.level, entry.Level)
+		assert.Contains(t, entry.Message, tt.message)
+		assert.Equal(t, int64(3), entry.ContextMap()["processes"])
+	}
+}
+
+// listener starts a process that listens on a port until the test ends. The
+// program under test is itself excluded, so it cannot be the one.
+func listener(t *testing.T) (*exec.Cmd, uint16) {
+	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.Command(self, "-test.run=^TestWithoutTargetsAServerIsTrackedFullyOnceAskedForAnLLM$")
@@ -484,6 +562,17 @@ func TestWithoutTargetsAServerIsTrackedFullyOnceAskedForAnLLM(t *testing.T) {
 	var port uint16
 	_, err = fmt.Fscan(out, &port)
 	require.NoError(t, err)
+	return cmd, port
+}
+
+func TestWithoutTargetsAServerIsTrackedFullyOnceAskedForAnLLM(t *testing.T) {
+	if os.Getenv("EBPFLLM_TEST_LISTEN") != "" {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		fmt.Println(l.Addr().(*net.TCPAddr).Port)
+		select {}
+	}
+	cmd, port := listener(t)
 	pid := cmd.Process.Pid
 
 	r := newRig(t, defaults())

@@ -88,6 +88,7 @@ type openRequest struct {
 	span    pcommon.SpanID
 	emit    bool   // spans are made of it
 	batch   uint64 // number of the latest batch with an occurrence of it
+	latest  uint64 // end of its last occurrence that became a span; 0 if none did
 	lost    bool   // an occurrence of it was lost after it left the assembler
 }
 
@@ -165,6 +166,7 @@ func (r *recorder) Occurrence(occ *assemble.Occurrence) {
 		return
 	}
 	o.batch = r.number
+	o.latest = max(o.latest, occ.End)
 	s := r.newSpan(o)
 	s.SetName(occ.Stage.String())
 	s.SetKind(ptrace.SpanKindInternal)
@@ -202,10 +204,14 @@ func (r *recorder) Finish(req *assemble.Request) {
 		return // Begin comes first
 	}
 	delete(r.open, req.Key)
-	if req.Refused != "" {
-		return // counted by the assembler; there is no true account of it
-	}
 	o.request = req
+	if req.Refused != "" { // counted by the assembler; there is no true account of it
+		if o.latest != 0 {
+			r.refusedSpan(o, req)
+			r.bound()
+		}
+		return
+	}
 	if r.metrics != nil {
 		r.metrics.record(o.process, req, o.offset.Unix(req.Start), o.offset.Unix(req.End), o.exemplar())
 	}
@@ -229,6 +235,28 @@ func (o *openRequest) exemplar() exemplarIDs {
 }
 
 func (r *recorder) requestSpan(o *openRequest, req *assemble.Request) {
+	a := r.newRequestSpan(o, req, req.End).Attributes()
+	putStages(a, req)
+	putResponse(a, req)
+	if req.SharedBy > 1 {
+		a.PutInt("ebpfllm.shared_by", int64(req.SharedBy))
+	}
+}
+
+// refusedSpan closes the trace of a refused request whose occurrences have left
+// already: they name this span as their parent, and whoever waits for the whole
+// of the trace would wait in vain. It ends with the last of them, and claims
+// nothing of stages and response.
+func (r *recorder) refusedSpan(o *openRequest, req *assemble.Request) {
+	a := r.newRequestSpan(o, req, o.latest).Attributes()
+	unavailable := a.PutEmptySlice("ebpfllm.stages.unavailable")
+	for _, s := range allStages {
+		unavailable.AppendEmpty().SetStr(s.String())
+	}
+}
+
+// newRequestSpan makes the request's span with what is true of any.
+func (r *recorder) newRequestSpan(o *openRequest, req *assemble.Request, end uint64) ptrace.Span {
 	s := r.newSpan(o)
 	s.SetName(requestSpan)
 	s.SetSpanID(o.span)
@@ -241,7 +269,7 @@ func (r *recorder) requestSpan(o *openRequest, req *assemble.Request) {
 			s.Status().SetCode(ptrace.StatusCodeError)
 		}
 	}
-	o.times(s, req.Start, req.End)
+	o.times(s, req.Start, end)
 
 	a := s.Attributes()
 	a.EnsureCapacity(48)
@@ -252,15 +280,11 @@ func (r *recorder) requestSpan(o *openRequest, req *assemble.Request) {
 			list.AppendEmpty().SetStr(reason)
 		}
 	}
-	putStages(a, req)
-	putResponse(a, req)
-	if req.SharedBy > 1 {
-		a.PutInt("ebpfllm.shared_by", int64(req.SharedBy))
-	}
 	if req.TID != 0 {
 		a.PutInt("ebpfllm.tid", int64(req.TID))
 	}
 	putNetwork(a, req)
+	return s
 }
 
 func (r *recorder) newSpan(o *openRequest) ptrace.Span {
@@ -302,10 +326,14 @@ func (o *openRequest) times(s ptrace.Span, start, end uint64) {
 
 // incomplete lists why the request's record is not whole, as far as is known.
 func (o *openRequest) incomplete() []string {
+	why := o.request.Incomplete
 	if o.lost {
-		return append([]string{"occurrences_lost"}, o.request.Incomplete...)
+		why = append([]string{"occurrences_lost"}, why...)
 	}
-	return o.request.Incomplete
+	if o.request.Refused != "" {
+		why = append([]string{o.request.Refused}, why...)
+	}
+	return why
 }
 
 // common puts the attributes that every span has.

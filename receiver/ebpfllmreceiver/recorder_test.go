@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/golden"
@@ -305,6 +306,59 @@ func TestARefusedRequestHasNoSpanAndNoMetric(t *testing.T) {
 	assert.Zero(t, b.taken().SpanCount())
 	assert.Zero(t, b.metrics.collect().ResourceMetrics().Len())
 	assert.Empty(t, b.open)
+}
+
+// What has left names the request's span as its parent: without that span the
+// processor would hold the trace as unfinished.
+func TestARefusedRequestWhoseOccurrencesHaveLeftGetsASpanThatClaimsNothing(t *testing.T) {
+	for name, r := range map[string]*assemble.Request{"linked": streamed(), "unlinked": unlinked()} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.Begin(r)
+			for _, end := range []uint64{20, 90, 40} { // the second ends last
+				b.Occurrence(&assemble.Occurrence{Key: r.Key, Stage: stage.Lock, Start: r.Start + 10*ms, End: r.Start + end*ms, Syscall: -1})
+			}
+			early := spansByName(b.taken())["lock"]
+			r.Refused = assemble.RefusedPipelined
+			b.Finish(r)
+			spans := b.taken()
+			require.Equal(t, 1, spans.SpanCount())
+			s := spansByName(spans)[requestSpan]
+			assert.Equal(t, early.TraceID(), s.TraceID())
+			assert.Equal(t, early.ParentSpanID(), s.SpanID())
+			assert.Equal(t, r.Head.Linked(), !s.ParentSpanID().IsEmpty())
+			assert.Equal(t, pcommon.Timestamp(wallStart.Unix(r.Start)), s.StartTimestamp())
+			assert.Equal(t, pcommon.Timestamp(wallStart.Unix(r.Start+90*ms)), s.EndTimestamp())
+
+			a := s.Attributes().AsRaw()
+			assert.Equal(t, true, a["ebpfllm.incomplete"])
+			assert.Contains(t, a["ebpfllm.incomplete.reasons"], assemble.RefusedPipelined)
+			assert.Equal(t, r.Head.Path, a["url.path"])
+			var all []any
+			for _, s := range stage.All() {
+				all = append(all, s.String())
+			}
+			assert.Equal(t, all, a["ebpfllm.stages.unavailable"])
+			for attribute := range a {
+				for _, unknown := range []string{"ebpfllm.stage.", "ebpfllm.socket.", "ebpfllm.page_fault.", "ebpfllm.response."} {
+					assert.False(t, strings.HasPrefix(attribute, unknown), attribute)
+				}
+			}
+			assert.Zero(t, b.metrics.collect().ResourceMetrics().Len())
+			assert.Empty(t, b.open)
+		})
+	}
+}
+
+func TestARefusedRequestOfWhichNoSpanIsMadeStaysWithoutOne(t *testing.T) {
+	b := newBench(t)
+	r := streamed()
+	r.Head.TraceFlags = 0 // not sampled
+	b.Begin(r)
+	b.Occurrence(&assemble.Occurrence{Key: r.Key, Stage: stage.Lock, Start: 1010 * ms, End: 1020 * ms, Syscall: -1})
+	r.Refused = assemble.RefusedUpgraded
+	b.Finish(r)
+	assert.Zero(t, b.taken().SpanCount())
 }
 
 func TestAnOccurrenceOfNoRequestIsCounted(t *testing.T) {
