@@ -41,13 +41,25 @@ func requireRoot(t *testing.T) {
 
 // TestServerProcess is what a child process of the test does: an HTTP server
 // that streams four chunks, 10 ms apart, or at /endless until the client goes.
+// As a daemon it leaves the serving to a child, and ends.
 func TestServerProcess(t *testing.T) {
-	if os.Getenv("EBPFLLM_TEST_SERVER") == "" {
+	mode := os.Getenv("EBPFLLM_TEST_SERVER")
+	if mode == "" {
 		t.Skip("is run by other tests, in a process of its own")
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if mode == "daemon" {
+		daemonize(t)
+		return
+	}
+	var l net.Listener
+	var err error
+	if mode == "daemon's child" {
+		l, err = net.FileListener(os.NewFile(3, "listener"))
+	} else {
+		l, err = net.Listen("tcp", "127.0.0.1:0")
+		fmt.Println(l.Addr())
+	}
 	require.NoError(t, err)
-	fmt.Println(l.Addr())
 	_ = http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -63,6 +75,21 @@ func TestServerProcess(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}))
+}
+
+// daemonize listens, hands the socket to a child, and says where and who.
+func daemonize(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	socket, err := l.(*net.TCPListener).File()
+	require.NoError(t, err)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	child := exec.Command(self, "-test.run=^TestServerProcess$")
+	child.Env = append(os.Environ(), "EBPFLLM_TEST_SERVER=daemon's child")
+	child.ExtraFiles = []*os.File{socket}
+	require.NoError(t, child.Start())
+	fmt.Println(l.Addr(), child.Process.Pid)
 }
 
 // startServer returns the address and the pid of a server process.
@@ -365,6 +392,39 @@ func TestRealServerIsFoundWithoutConfiguration(t *testing.T) {
 		assert.Equal(t, ptrace.SpanKindServer, s.Kind())
 		path, _ := s.Attributes().Get("url.path")
 		assert.Equal(t, "/v1/chat/completions", path.Str())
+	}
+}
+
+// The parent that began to listen is gone before the receiver can look at it.
+// A rescan would find the child by itself after half a minute; that this takes
+// less is what the bound on the requests, each of some 40 ms, stands for.
+func TestRealDaemonIsFoundBeforeTheNextRegularRescan(t *testing.T) {
+	requireRoot(t)
+	sink := &consumertest.TracesSink{}
+	r, err := NewFactory().CreateTraces(t.Context(), receivertest.NewNopSettings(metadata.Type), defaults(), sink)
+	require.NoError(t, err)
+	require.NoError(t, r.Start(t.Context(), componenttest.NewNopHost()))
+	defer func() { require.NoError(t, r.Shutdown(context.Background())) }()
+
+	self, err := os.Executable()
+	require.NoError(t, err)
+	parent := exec.Command(self, "-test.run=^TestServerProcess$")
+	parent.Env = append(os.Environ(), "EBPFLLM_TEST_SERVER=daemon")
+	out, err := parent.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, parent.Start())
+	var addr string
+	var pid int
+	_, err = fmt.Fscan(out, &addr, &pid)
+	require.NoError(t, err)
+	daemon, err := os.FindProcess(pid)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = daemon.Kill() })
+	require.NoError(t, parent.Wait())
+
+	for i := 0; len(kernelRequests(sink.AllTraces(), pid)) == 0; i++ {
+		require.Less(t, i, 500, "no request was seen")
+		request(t, addr, "/v1/chat/completions", "")
 	}
 }
 
