@@ -96,6 +96,12 @@ static __always_inline void conn_settle(struct conn *c, struct lane *l, __u64 no
 	c->lane_wait = wait;
 }
 
+/* What the socket's stages have taken over from the lanes' waiting since the head was read. */
+static __always_inline __s64 conn_socket_time(struct conn *c)
+{
+	return c->body + (c->done[STAGE_RECEIVE_QUEUE] - c->body_receive) + c->done[STAGE_SEND_BUFFER] + c->done[STAGE_QDISC];
+}
+
 /* Takes the lane's present reading as the request's zero. */
 static __always_inline void conn_take_lane(struct conn *c, struct lane *l, __u64 now)
 {
@@ -105,22 +111,11 @@ static __always_inline void conn_take_lane(struct conn *c, struct lane *l, __u64
 	c->base_major = l->major;
 	c->lane_lost = l->lost;
 	c->lane_wait = c->base[STAGE_WAIT];
-}
-
-/* Adds what the lane did for the request so far to what earlier lanes did. */
-static __always_inline void conn_leave_lane(struct conn *c, struct lane *l, __u64 now)
-{
-#pragma unroll
-	for (int i = STAGE_UNKNOWN; i < THREAD_STAGES; i++) {
-		__s64 d = lane_read(l, i, now) - c->base[i];
-		if (d > 0)
-			c->done[i] += d;
-	}
-	c->done_major += l->major - c->base_major;
+	c->lane_socket = conn_socket_time(c);
 }
 
 /* A stretch of a socket stage ends: its record, where it is long enough. */
-static __always_inline void conn_occurrence(struct conn *c, __u32 stage, __u64 start, __u64 end)
+static __noinline void conn_occurrence(struct conn *c, __u32 stage, __u64 start, __u64 end)
 {
 	struct occurrence_record o = {};
 

@@ -52,7 +52,7 @@ static __always_inline void fault_ends(int major)
 	if (major)
 		l->major += spent;
 	t->syscall = -1;
-	occurrence(t, l, 0, STAGE_PAGE_FAULT, start, now, spent, major ? OCCURRENCE_MAJOR : 0);
+	occurrence(t, l, STAGE_PAGE_FAULT, start, now, spent, major ? OCCURRENCE_MAJOR : 0);
 }
 
 SEC("tp_btf/page_fault_user")

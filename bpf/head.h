@@ -82,7 +82,11 @@ struct scan {
 	__u32 end;  /* bytes up to and with the blank line, once found */
 };
 
-#define BLANK_LINE 0x0d0a0d0a
+/* A line feed, perhaps a carriage return, and a line feed: a bare line feed ends a line for most parsers. */
+static __always_inline int blank_line(__u32 last)
+{
+	return (last & 0xffff) == 0x0a0a || (last & 0xffffff) == 0x0a0d0a;
+}
 
 /* One word of the search for the blank line. Only the last word, and those with a line feed, are looked at byte by byte. */
 static long scan_word(__u64 i, struct scan *s)
@@ -102,7 +106,7 @@ static long scan_word(__u64 i, struct scan *s)
 		if (at + j >= s->n)
 			return 1;
 		s->last = s->last << 8 | (__u8)(word >> (8 * j));
-		if (s->last == BLANK_LINE) {
+		if (blank_line(s->last)) {
 			s->end = at + j + 1;
 			return 1;
 		}
@@ -112,12 +116,12 @@ static long scan_word(__u64 i, struct scan *s)
 
 /*
  * Sets head.len and head.flags for the ret bytes of this read or write, of
- * which the buffer holds the first HEAD_BYTES. Returns whether the head ends
- * here: its blank line was found, or it is too long to follow.
+ * which the buffer holds the first have. Returns whether the head ends here: its
+ * blank line was found, or there is more of it than what is copied.
  */
-static __always_inline int head_scan(struct head_buffer *h, int ret, __u32 *last, __u16 *total, __u32 limit)
+static __always_inline int head_scan(struct head_buffer *h, int have, int ret, __u32 *last, __u16 *total, __u32 limit)
 {
-	__u32 n = ret > (int)limit ? limit : ret;
+	__u32 n = have > (int)limit ? limit : have;
 	struct scan s = { .h = h, .n = n, .last = *last };
 
 	bpf_loop(HEAD_BYTES / 8, scan_word, &s, 0);

@@ -66,6 +66,11 @@ struct fdtable {
 struct files_struct {
 	struct fdtable *fdt;
 };
+struct signal_struct {
+	struct {
+		int counter;
+	} live;
+};
 struct task_struct {
 	unsigned int __state;
 	int pid;
@@ -74,6 +79,7 @@ struct task_struct {
 	int pagefault_disabled;
 	struct sched_entity se;
 	struct files_struct *files;
+	struct signal_struct *signal;
 	struct thread_struct thread;
 };
 

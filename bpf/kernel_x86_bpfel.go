@@ -13,12 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type KernelAnnounce struct {
-	_      structs.HostLayout
-	Cookie uint64
-	Time   uint64
-}
-
 type KernelArrival struct {
 	_        structs.HostLayout
 	Cookie   uint64
@@ -62,7 +56,8 @@ type KernelConn struct {
 	ResponseOpen  uint8
 	Counted       uint8
 	NoArrival     uint8
-	Pad1          [3]uint8
+	HeadAlone     uint8
+	Pad1          [2]uint8
 	_             [2]byte
 	Sending       uint32
 	HeadLast      uint32
@@ -85,6 +80,9 @@ type KernelConn struct {
 	Sent          uint64
 	Writes        uint32
 	Reported      uint32
+	Chunks        uint32
+	SendSize      uint32
+	FirstOut      uint64
 	Receive       int64
 	Send          int64
 	Qdisc         int64
@@ -97,6 +95,7 @@ type KernelConn struct {
 	Lane          KernelLaneKey
 	LaneWait      int64
 	LaneLost      int64
+	LaneSocket    int64
 	BodyWait      int64
 	BodyReceive   int64
 	Body          int64
@@ -104,7 +103,6 @@ type KernelConn struct {
 	Base          [11]int64
 	BaseMajor     int64
 	Done          [16]int64
-	DoneMajor     int64
 	Plain         [5]int64
 	ReceiveSince  uint64
 	SendSince     uint64
@@ -275,8 +273,9 @@ type KernelProgressRecord struct {
 	Sent      uint64
 	Pid       uint32
 	Tid       uint32
-	Writes    uint32
+	Chunks    uint32
 	Flags     uint32
+	First     uint64
 	Exclusive [16]int64
 	Plain     [5]int64
 	Major     int64
@@ -325,40 +324,42 @@ type KernelStop struct {
 }
 
 type KernelThread struct {
-	_              structs.HostLayout
-	Tgid           uint32
-	Tid            uint32
-	Process        KernelProcess
-	Owner          uint64
-	G0             uint64
-	Seen           uint64
-	Out            uint64
-	Wake           uint64
-	Fault          uint64
-	FaultBase      int64
-	Throttled      uint64
-	CfsRq          uint64
-	WokenFor       uint64
-	QueuedFrom     uint64
-	QueuedTo       uint64
-	WokenRunQueue  int64
-	WokenThrottled int64
-	Syscall        int32
-	Off            uint8
-	Class          uint8
-	Contended      uint8
-	FaultInUser    uint8
-	FaultIo        uint8
-	Pad            uint8
-	Curg           uint16
-	_              [4]byte
+	_          structs.HostLayout
+	Tgid       uint32
+	Tid        uint32
+	Process    KernelProcess
+	Owner      uint64
+	G0         uint64
+	Seen       uint64
+	Out        uint64
+	Wake       uint64
+	Fault      uint64
+	FaultBase  int64
+	Throttled  uint64
+	CfsRq      uint64
+	QueuedFrom uint64
+	QueuedTo   uint64
+	Recent     [8]struct {
+		_     structs.HostLayout
+		From  uint64
+		To    uint64
+		Stage uint64
+	}
+	Next        uint32
+	Syscall     int32
+	Off         uint8
+	Class       uint8
+	Contended   uint8
+	FaultInUser uint8
+	FaultIo     uint8
+	Pad         uint8
+	Curg        uint16
 }
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	KernelMapAnnounced            = "announced"
 	KernelMapArrivals             = "arrivals"
 	KernelMapConns                = "conns"
 	KernelMapCounters             = "counters"
@@ -474,7 +475,6 @@ type KernelProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelMapSpecs struct {
-	Announced   *ebpf.MapSpec `ebpf:"announced"`
 	Arrivals    *ebpf.MapSpec `ebpf:"arrivals"`
 	Conns       *ebpf.MapSpec `ebpf:"conns"`
 	Counters    *ebpf.MapSpec `ebpf:"counters"`
@@ -528,7 +528,6 @@ func (o *KernelObjects) Close() error {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelMaps struct {
-	Announced   *ebpf.Map `ebpf:"announced"`
 	Arrivals    *ebpf.Map `ebpf:"arrivals"`
 	Conns       *ebpf.Map `ebpf:"conns"`
 	Counters    *ebpf.Map `ebpf:"counters"`
@@ -543,7 +542,6 @@ type KernelMaps struct {
 
 func (m *KernelMaps) Close() error {
 	return _KernelClose(
-		m.Announced,
 		m.Arrivals,
 		m.Conns,
 		m.Counters,

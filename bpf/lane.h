@@ -105,16 +105,15 @@ static __always_inline void lane_to(struct lane *l, __u32 state, __u64 now)
 	l->since = now;
 }
 
-/* Sends up one stretch of a stage, if it is long enough. Without a socket or an owner it is the whole process's. */
-static __always_inline void occurrence_of(struct thread *t, __u64 owner, struct lane *l, __u64 cookie, __u32 stage,
-					  __u64 start, __u64 end, __s64 duration, __u32 flags)
+/* Sends up one stretch of a stage, if it is long enough. Without an owner it is the whole process's. */
+static __always_inline void occurrence_of(struct thread *t, __u64 owner, struct lane *l, __u32 stage, __u64 start,
+					  __u64 end, __s64 duration, __u32 flags)
 {
 	struct occurrence_record o = {};
 
 	if (duration < (__s64)min_duration)
 		return;
 	o.r.kind = RECORD_OCCURRENCE;
-	o.r.cookie = cookie;
 	o.r.time = end;
 	o.start = start;
 	o.duration = duration;
@@ -128,10 +127,10 @@ static __always_inline void occurrence_of(struct thread *t, __u64 owner, struct 
 		l->lost++;
 }
 
-static __always_inline void occurrence(struct thread *t, struct lane *l, __u64 cookie, __u32 stage, __u64 start,
-				       __u64 end, __s64 duration, __u32 flags)
+static __always_inline void occurrence(struct thread *t, struct lane *l, __u32 stage, __u64 start, __u64 end,
+				       __s64 duration, __u32 flags)
 {
-	occurrence_of(t, t->owner, l, cookie, stage, start, end, duration, flags);
+	occurrence_of(t, t->owner, l, stage, start, end, duration, flags);
 }
 
 /*
@@ -165,7 +164,7 @@ static __always_inline struct lane *lane_sync(struct thread *t, __u64 owner, __u
 			 */
 			lane_to(l, STAGE_RUN_QUEUE, t->queued_from);
 			lane_to(l, STAGE_CPU, t->queued_to);
-			occurrence(t, l, 0, STAGE_RUN_QUEUE, t->queued_from, t->queued_to,
+			occurrence(t, l, STAGE_RUN_QUEUE, t->queued_from, t->queued_to,
 				   t->queued_to - t->queued_from, 0);
 		} else {
 			lane_to(l, STAGE_CPU, from);

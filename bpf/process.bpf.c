@@ -79,7 +79,8 @@ int BPF_PROG(process_exit, struct task_struct *task)
 		bpf_map_delete_elem(&lanes, &key);
 	}
 	tgid = task->tgid;
-	if (task->pid == task->tgid) {
+	/* the last thread, which need not be the first one; the count is lowered before this */
+	if (!task->signal->live.counter) {
 		bpf_map_delete_elem(&processes, &tgid);
 		process_record(RECORD_EXIT, tgid, 0, 0, 0);
 	}

@@ -69,8 +69,9 @@ struct progress_record {
 	__u64 sent;	 /* bytes accepted by send since the response's first */
 	__u32 pid;
 	__u32 tid;
-	__u32 writes;	 /* sends since the response's first */
+	__u32 chunks;	 /* sends of the response, but for its head alone and for the terminator of chunked encoding alone */
 	__u32 flags;	 /* enum progress_flags */
+	__u64 first;	 /* the first byte since the last reading reached the device; 0 if none did */
 	__s64 exclusive[STAGE_COUNT];
 	__s64 plain[SOCKET_STAGES]; /* overlapping totals of accept_queue … qdisc */
 	__s64 major;	 /* of exclusive[STAGE_PAGE_FAULT]: faults that waited for I/O */

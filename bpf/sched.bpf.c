@@ -130,7 +130,20 @@ static __always_inline void process_continues(struct thread *t, __u64 now)
 	if (!s || !clock_running(s->clock))
 		return;
 	clock_stop(&s->clock, now);
-	occurrence_of(t, 0, 0, 0, STAGE_STOPPED, s->since, now, now - s->since, 0);
+	occurrence_of(t, 0, 0, STAGE_STOPPED, s->since, now, now - s->since, 0);
+}
+
+/* Notes a stretch for the requests that the thread will read. */
+static __always_inline void remember(struct thread *t, __u32 stage, __u64 from, __u64 to)
+{
+	struct stretch *s = &t->recent[t->next % RECENT];
+
+	if (to < from + RECENT_NS)
+		return;
+	s->from = from;
+	s->to = to;
+	s->stage = stage;
+	t->next++;
 }
 
 static __always_inline void switched_out(struct task_struct *prev, int preempted, __u64 now)
@@ -143,8 +156,6 @@ static __always_inline void switched_out(struct task_struct *prev, int preempted
 		return;
 	l = lane_sync(t, owner_of(t, prev), now);
 	class = class_of(t, prev, preempted);
-	if (class != STAGE_RUN_QUEUE)
-		t->woken_for = 0;
 	t->class = class;
 	t->off = 1;
 	t->out = now;
@@ -152,8 +163,6 @@ static __always_inline void switched_out(struct task_struct *prev, int preempted
 		t->queued_from = t->queued_to = 0;
 	if (class == STAGE_STOPPED && (t->process.flags & PROCESS_GO) && (prev->__state & TASK_STOPPED))
 		process_stops(t, now);
-	if (!l && !t->woken_for)
-		return;
 	t->cfs_rq = (__u64)prev->se.cfs_rq;
 	t->throttled = BPF_CORE_READ(prev, se.cfs_rq, throttled_clock_pelt_time);
 	if (l)
@@ -179,8 +188,6 @@ static __always_inline void switched_in(struct task_struct *next, __u64 now)
 		t->queued_from = from;
 		t->queued_to = now;
 	}
-	if (!l && !t->woken_for)
-		return;
 	waited = now - from;
 	/*
 	 * The clock counts while the run queue is throttled. The thread stays on the queue that it was throttled on,
@@ -194,22 +201,20 @@ static __always_inline void switched_in(struct task_struct *next, __u64 now)
 		if (throttled > waited)
 			throttled = waited;
 	}
-	if (t->woken_for) {
-		t->woken_run_queue += waited - throttled;
-		t->woken_throttled += throttled;
+	remember(t, STAGE_THROTTLED, from, from + throttled);
+	remember(t, STAGE_RUN_QUEUE, from + throttled, now);
+	if (!l)
+		return;
+	/* a wake-up that was not seen leaves the lane in its class: all of it is that class */
+	if (l->state != STAGE_RUN_QUEUE) {
+		waited = 0;
+		throttled = 0;
 	}
-	if (l) {
-		/* a wake-up that was not seen leaves the lane in its class: all of it is that class */
-		if (l->state != STAGE_RUN_QUEUE) {
-			waited = 0;
-			throttled = 0;
-		}
-		lane_to(l, t->fault ? STAGE_PAGE_FAULT : STAGE_CPU, now);
-		l->ns[STAGE_RUN_QUEUE] -= throttled;
-		l->ns[STAGE_THROTTLED] += throttled;
-	}
-	occurrence(t, l, t->woken_for, STAGE_THROTTLED, from, from + throttled, throttled, 0);
-	occurrence(t, l, t->woken_for, STAGE_RUN_QUEUE, from + throttled, now, waited - throttled, 0);
+	lane_to(l, t->fault ? STAGE_PAGE_FAULT : STAGE_CPU, now);
+	l->ns[STAGE_RUN_QUEUE] -= throttled;
+	l->ns[STAGE_THROTTLED] += throttled;
+	occurrence(t, l, STAGE_THROTTLED, from, from + throttled, throttled, 0);
+	occurrence(t, l, STAGE_RUN_QUEUE, from + throttled, now, waited - throttled, 0);
 }
 
 /* 5.14+: (preempt, prev, next[, prev_state]). Fires before the switch: current is still prev. */
@@ -223,36 +228,24 @@ int BPF_PROG(sched_switch, bool preempt, struct task_struct *prev, struct task_s
 	return 0;
 }
 
-/* How long after the announcement of data a wake-up on the same CPU is still taken for its effect. */
-#define ANNOUNCE_NS 50000
-
 /* 5.14+: (task). Runs on the waker's CPU; sched_wakeup may run later, on another. */
 SEC("tp_btf/sched_waking")
 int BPF_PROG(sched_waking, struct task_struct *task)
 {
 	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
-	struct announce *a;
 	struct lane *l;
 	__u64 now, since;
-	__u32 zero = 0;
 
 	if (!t)
 		return 0;
 	now = bpf_ktime_get_ns();
 	t->wake = now;
-	a = bpf_map_lookup_elem(&announced, &zero);
-	if (a && a->cookie) {
-		if (now - a->time < ANNOUNCE_NS) {
-			t->woken_for = a->cookie;
-			t->woken_run_queue = 0;
-			t->woken_throttled = 0;
-		}
-		a->cookie = 0;
-	}
 	if (!t->off || t->class == STAGE_RUN_QUEUE)
 		return 0;
-	if (t->class == STAGE_STOPPED)
+	if (t->class == STAGE_STOPPED) {
+		remember(t, STAGE_STOPPED, t->out, now);
 		process_continues(t, now);
+	}
 	l = lane_of(t, t->owner);
 	if (!l || l->tid != t->tid || l->state != t->class)
 		return 0;
@@ -260,6 +253,6 @@ int BPF_PROG(sched_waking, struct task_struct *task)
 	lane_to(l, STAGE_RUN_QUEUE, now);
 	/* page_fault is reported when the fault ends; cpu and wait are what is left over */
 	if (t->class != STAGE_WAIT && t->class != STAGE_PAGE_FAULT && t->class != STAGE_UNKNOWN)
-		occurrence(t, l, 0, t->class, since, now, now - since, 0);
+		occurrence(t, l, t->class, since, now, now - since, 0);
 	return 0;
 }

@@ -39,6 +39,18 @@ struct process {
 	__s32 go_offset;
 };
 
+/*
+ * What a thread could not help before it read a request: who will read is not
+ * known when the bytes come, so each thread remembers its latest stretches. 8:
+ * enough for 8 time slices of a busy CPU; RECENT_NS keeps the short ones out.
+ */
+#define RECENT 8
+#define RECENT_NS 20000
+struct stretch {
+	__u64 from, to;
+	__u64 stage;
+};
+
 struct thread {
 	__u32 tgid;
 	__u32 tid;
@@ -52,10 +64,9 @@ struct thread {
 	__s64 fault_base; /* the lane's page_fault time at that start */
 	__u64 throttled; /* cfs_rq->throttled_clock_pelt_time when it left the CPU */
 	__u64 cfs_rq;	 /* the run queue that was read from */
-	__u64 woken_for; /* cookie of the socket whose data woke it; until it reads or sleeps */
 	__u64 queued_from, queued_to; /* its longest wait in the run queue for no lane, until it sleeps or takes a lane up */
-	__s64 woken_run_queue;
-	__s64 woken_throttled;
+	struct stretch recent[RECENT]; /* its latest waits for a CPU and stops, round and round */
+	__u32 next; /* of recent */
 	__s32 syscall;	 /* it blocked in; -1 none */
 	__u8 off;	 /* it is off the CPU */
 	__u8 class;	 /* enum stage that its time off the CPU belongs to until it is woken */
@@ -99,7 +110,8 @@ struct conn {
 	__u8 response_open; /* the response's head is not complete */
 	__u8 counted;	   /* it is one of MAX_CONNS */
 	__u8 no_arrival;
-	__u8 pad1[3];
+	__u8 head_alone;   /* the present send call is given the response's head, or part of it, and nothing else */
+	__u8 pad1[2];
 	__u32 sending;	 /* inside a send call */
 	__u32 head_last; /* last four bytes of the head so far */
 	__u16 head_bytes;
@@ -114,6 +126,9 @@ struct conn {
 	__u64 received, sent;
 	__u32 writes;
 	__u32 reported; /* writes when progress was last sent up */
+	__u32 chunks;	/* writes that were not the head alone, nor the terminator of chunked encoding alone */
+	__u32 send_size; /* bytes that the present send call was given */
+	__u64 first_out; /* when the first byte since then passed the device */
 	/* clocks of this request, see clock_*() */
 	__s64 receive, send, qdisc;
 	__u32 handed;	  /* sequence number up to which bytes were handed to the device */
@@ -124,12 +139,13 @@ struct conn {
 	struct lane_key lane;
 	__s64 lane_wait; /* the lane's wait clock when socket_state began */
 	__s64 lane_lost;
+	__s64 lane_socket; /* what the socket's stages had taken over when the request came onto the lane */
 	__s64 body_wait; /* the lane's wait clock at the first read */
 	__s64 body_receive; /* done[STAGE_RECEIVE_QUEUE] at the first read */
 	__s64 body;	 /* waiting for the body since, exclusive */
 	__s64 base_stopped; /* the process's stopped clock at the first read, for a goroutine */
 	__s64 base[THREAD_STAGES], base_major;
-	__s64 done[STAGE_COUNT], done_major; /* before the first read, and on earlier lanes */
+	__s64 done[STAGE_COUNT]; /* before the first read, and what the socket took over since */
 	__s64 plain[SOCKET_STAGES];
 	__u64 receive_since, send_since, qdisc_since, body_since; /* starts of their present stretches */
 };
@@ -213,18 +229,6 @@ struct {
 	__type(key, __u64);
 	__type(value, struct arrival);
 } arrivals SEC(".maps");
-
-/* The socket whose data is being announced on this CPU: pairs it with the thread woken next. */
-struct announce {
-	__u64 cookie;
-	__u64 time;
-};
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct announce);
-} announced SEC(".maps");
 
 #define HEAD_BYTES 4096	    /* of a request's head; more is cut and said */
 #define RESPONSE_BYTES 1024 /* of a response's */

@@ -40,12 +40,11 @@ int BPF_PROG(accept_exit, struct pt_regs *regs, long ret)
 SEC("tp_btf/sk_data_ready")
 int BPF_PROG(data_ready, struct sock *sk)
 {
-	struct announce *a;
 	struct tcp_sock *tp;
 	struct conn *c;
 	struct lane *l;
 	__u64 now;
-	__u32 zero = 0, unread;
+	__u32 unread;
 	__u8 state = sk->__sk_common.skc_state;
 
 	if (state != TCP_ESTABLISHED && state != TCP_CLOSE_WAIT)
@@ -61,11 +60,6 @@ int BPF_PROG(data_ready, struct sock *sk)
 	if (unread <= (state == TCP_CLOSE_WAIT ? 1 : 0))
 		return 0;
 	now = bpf_ktime_get_ns();
-	a = bpf_map_lookup_elem(&announced, &zero);
-	if (a) {
-		a->cookie = c->cookie;
-		a->time = now;
-	}
 	if (c->state == CONN_ACTIVE && c->responding) {
 		if (!c->next_start)
 			c->next_start = now;
@@ -100,8 +94,9 @@ int BPF_PROG(data_ready, struct sock *sk)
 /* The head is read: the request's first part is split up, and its lane's time begins. */
 static __always_inline void request_begins(struct conn *c, struct thread *t, struct lane *l, __u64 now)
 {
-	__s64 accept = 0, run_queue = 0, throttled = 0, receive, rest;
+	__s64 accept = 0, stalled = 0, receive, rest;
 	__s64 before = now - c->start;
+	__u64 from;
 
 	if (c->first && c->established) {
 		if (!c->accepted) {
@@ -115,21 +110,32 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 	if (accept > before)
 		accept = before;
 	rest = before - accept;
-	if (t->woken_for == c->cookie) {
-		throttled = t->woken_throttled < rest ? t->woken_throttled : rest;
-		rest -= throttled;
-		run_queue = t->woken_run_queue < rest ? t->woken_run_queue : rest;
-		rest -= run_queue;
+	/* when the reader was kept from a CPU, or stopped, that is why the bytes lay there; else it was busy */
+	from = c->start + accept;
+	for (int i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+		struct stretch *s = &t->recent[i];
+		__u64 a = s->from > from ? s->from : from, b = s->to < now ? s->to : now;
+		__s64 d = b - a;
+
+		if (a >= b || d > rest)
+			continue;
+		rest -= d;
+		stalled += d;
+		if (s->stage == STAGE_RUN_QUEUE)
+			c->done[STAGE_RUN_QUEUE] += d;
+		else if (s->stage == STAGE_THROTTLED)
+			c->done[STAGE_THROTTLED] += d;
+		else
+			c->done[STAGE_STOPPED] += d;
+		conn_occurrence(c, s->stage, a, b);
 	}
-	receive = clock_read(c->receive, now) - accept - throttled - run_queue;
+	receive = clock_read(c->receive, now) - accept - stalled;
 	if (receive < 0)
 		receive = 0;
 	if (receive > rest)
 		receive = rest;
 	rest -= receive;
 	c->done[STAGE_ACCEPT_QUEUE] = accept;
-	c->done[STAGE_THROTTLED] = throttled;
-	c->done[STAGE_RUN_QUEUE] = run_queue;
 	c->done[STAGE_RECEIVE_QUEUE] = receive;
 	c->done[STAGE_REQUEST_BODY] = rest; /* a head that dribbles in */
 	c->body_receive = receive;
@@ -145,9 +151,9 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 	}
 	if (accept)
 		conn_occurrence(c, STAGE_ACCEPT_QUEUE, c->start > c->established ? c->start : c->established, c->accepted);
-	/* what the run queue claims has a record of its own */
-	if (receive > 0)
-		conn_occurrence(c, STAGE_RECEIVE_QUEUE, now - receive, now);
+	/* what the reader's stalls claim of it has records of its own, and comes off in user space */
+	if (receive >= (__s64)min_duration)
+		conn_occurrence(c, STAGE_RECEIVE_QUEUE, from, now);
 }
 
 /* A new request on the connection: everything but the connection's own facts begins anew. */
@@ -163,9 +169,10 @@ static __always_inline void request_reset(struct conn *c, __u64 start)
 	c->start = start;
 	c->next_start = c->first_read = 0;
 	c->received = c->sent = 0;
-	c->writes = c->reported = 0;
+	c->writes = c->reported = c->chunks = 0;
+	c->first_out = 0;
 	c->handed_at = c->transmitted_at = 0;
-	c->body = c->body_receive = c->done_major = c->base_major = 0;
+	c->body = c->body_receive = c->base_major = 0;
 	__builtin_memset(c->done, 0, sizeof(c->done));
 	__builtin_memset(c->plain, 0, sizeof(c->plain));
 	if (c->seq > 1) {
@@ -186,7 +193,8 @@ static __always_inline void request_line(struct head_buffer *h, struct conn *c, 
 {
 	c->start = c->established = 0; /* whoever reads has accepted */
 	c->receive = 0;
-	if (!head_read(h, task, ret) || !head_like_request(h, ret))
+	ret = head_read(h, task, ret);
+	if (!ret || !head_like_request(h, ret))
 		return;
 	h->head.flags = HEAD_CANDIDATE;
 	h->head.len = head_line(h, ret);
@@ -248,7 +256,7 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 	if (head)
 		head = head_read(h, task, ret);
 	if (c->state == CONN_ACTIVE && c->responding) {
-		if (head && !head_like_request(h, ret)) {
+		if (head && !head_like_request(h, head)) {
 			c->next_start = 0; /* the rest of a body that the response did not wait for */
 			c->received += ret;
 			return 0;
@@ -279,7 +287,7 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 			h->head.flags |= HEAD_UNREADABLE;
 			count(HEADS_UNREADABLE);
 		} else {
-			complete = head_scan(h, ret, &c->head_last, &c->head_bytes, HEAD_BYTES);
+			complete = head_scan(h, head, ret, &c->head_last, &c->head_bytes, HEAD_BYTES);
 		}
 		if (complete) {
 			if (!l)
@@ -308,7 +316,6 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 		conn_occurrence(c, STAGE_RECEIVE_QUEUE, c->receive_since, now);
 		c->body_since = now;
 	}
-	t->woken_for = 0;
 	if (unread) {
 		clock_start(&c->receive, now);
 		if (c->state == CONN_ACTIVE)

@@ -81,14 +81,15 @@ static __always_inline void response_head(struct conn *c, struct msghdr *msg, __
 		count(HEADS_UNREADABLE);
 		complete = 1;
 	} else {
-		/* "HTTP/1.1 1xx": the final response is still to come */
-		if (!c->responding && n >= 10 && h->bytes[0] == 'H' && h->bytes[4] == '/' && h->bytes[8] == ' ' &&
-		    h->bytes[9] == '1')
+		/* "HTTP/1.1 1xx": the final response is still to come, unless the protocol is switched (101) */
+		if (!c->responding && n >= 12 && h->bytes[0] == 'H' && h->bytes[4] == '/' && h->bytes[8] == ' ' &&
+		    h->bytes[9] == '1' && !(h->bytes[10] == '0' && h->bytes[11] == '1'))
 			return;
-		complete = head_scan(h, n, &c->head_last, &c->response_bytes, RESPONSE_BYTES);
+		complete = head_scan(h, n, n, &c->head_last, &c->response_bytes, RESPONSE_BYTES);
 	}
 	c->responding = 1;
 	c->response_open = !complete;
+	c->head_alone = !complete || h->head.len == msg->msg_iter.count;
 	h->head.r.kind = RECORD_RESPONSE_HEAD;
 	h->head.r.cookie = c->cookie;
 	h->head.r.seq = c->seq;
@@ -101,12 +102,13 @@ static __always_inline void response_head(struct conn *c, struct msghdr *msg, __
 
 /*
  * The lane that the request is on from here: another than before, if another
- * thread or goroutine sends than the one that read.
+ * thread or goroutine sends than the one that read. When it was handed over is
+ * not known, so what the earlier lane did is not charged: it stays unattributed.
  */
 static __always_inline struct lane *follow_sender(struct conn *c, struct task_struct *task, __u64 now)
 {
 	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
-	struct lane *l, *old;
+	struct lane *l;
 	__u64 owner;
 
 	if (!t)
@@ -117,10 +119,7 @@ static __always_inline struct lane *follow_sender(struct conn *c, struct task_st
 		return l;
 	if (!l)
 		l = lane_make(t, owner, now);
-	old = conn_lane(c);
-	conn_settle(c, old, now);
-	if (old)
-		conn_leave_lane(c, old, now);
+	conn_settle(c, conn_lane(c), now);
 	if (!l) {
 		c->lane.id = 0;
 		c->no_lane = 1;
@@ -149,10 +148,12 @@ int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 	c->sending = 1;
 	if (!c->responding)
 		c->head_last = 0;
+	c->head_alone = 0;
 	if (!c->responding || c->response_open)
 		response_head(c, msg, now);
 	l = follow_sender(c, bpf_get_current_task_btf(), now);
 	c->last_chunk = ends_chunked(msg);
+	c->send_size = msg->msg_iter.count;
 	if (!c->sequenced) {
 		c->handed = c->transmitted = tp->write_seq;
 		c->sequenced = 1;
@@ -188,12 +189,14 @@ static __always_inline void progress(struct conn *c, struct lane *l, __u64 at, _
 	p->sent = c->sent;
 	p->pid = c->pid;
 	p->tid = c->tid;
-	p->writes = c->writes;
+	p->chunks = c->chunks;
+	p->first = c->first_out;
+	c->first_out = 0;
 	p->flags = (c->last_chunk ? PROGRESS_LAST_CHUNK : 0) | (c->lost ? PROGRESS_LOST : 0) |
 		   (c->no_lane || !l ? PROGRESS_NO_LANE : 0) | (c->no_accept ? PROGRESS_NO_ACCEPT : 0);
 	__builtin_memcpy(p->exclusive, c->done, sizeof(c->done));
 	p->exclusive[STAGE_REQUEST_BODY] += c->body;
-	p->major = c->done_major;
+	p->major = 0;
 	if (l) {
 #pragma unroll
 		for (int i = STAGE_CPU; i < THREAD_STAGES; i++) {
@@ -216,8 +219,7 @@ static __always_inline void progress(struct conn *c, struct lane *l, __u64 at, _
 		}
 	}
 	/* what the socket took over from the lane's waiting */
-	p->exclusive[STAGE_WAIT] -= c->body + (c->done[STAGE_RECEIVE_QUEUE] - c->body_receive) + c->done[STAGE_SEND_BUFFER] +
-				    c->done[STAGE_QDISC];
+	p->exclusive[STAGE_WAIT] -= conn_socket_time(c) - c->lane_socket;
 	__builtin_memcpy(p->plain, c->plain, sizeof(c->plain));
 	p->plain[SOCKET_STAGE(STAGE_RECEIVE_QUEUE)] = clock_read(c->receive, now);
 	p->plain[SOCKET_STAGE(STAGE_SEND_BUFFER)] = clock_read(c->send, now);
@@ -247,6 +249,10 @@ int BPF_PROG(send_length, struct sock *sk, int ret)
 	if (ret > 0 && c->responding) {
 		c->sent += ret;
 		c->writes++;
+		if (ret < c->send_size)
+			c->last_chunk = 0; /* its end is still to be sent */
+		if (!c->head_alone && (!c->last_chunk || ret > 5))
+			c->chunks++;
 	}
 	if (c->handed == BPF_CORE_READ((struct tcp_sock *)sk, write_seq)) {
 		clock_stop(&c->send, c->handed_at ? c->handed_at : now);
@@ -333,6 +339,8 @@ int BPF_PROG(dev_xmit, struct sk_buff *skb)
 	now = bpf_ktime_get_ns();
 	c->transmitted = end;
 	c->transmitted_at = now;
+	if (c->responding && !c->first_out)
+		c->first_out = now;
 	if (end != c->handed)
 		return 0;
 	clock_stop(&c->qdisc, now);

@@ -31,6 +31,15 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 		process_record(RECORD_LISTEN, pid, 0, key.netns, key.port);
 		return 0;
 	}
+	if (old_state == TCP_LISTEN && new_state == TCP_CLOSE) {
+		/* with SO_REUSEPORT others may still listen: user space, which knows, puts the port back */
+		struct port_key key = {
+			.netns = sk->__sk_common.skc_net.net->ns.inum,
+			.port = sk->__sk_common.skc_num,
+		};
+		bpf_map_delete_elem(&ports, &key);
+		return 0;
+	}
 	if (old_state == TCP_SYN_RECV && new_state == TCP_ESTABLISHED) {
 		struct arrival a = {};
 		__u64 key = (__u64)sk;

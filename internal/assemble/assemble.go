@@ -27,6 +27,10 @@ const (
 	IncompleteSpans    = "occurrences_capped" // it had more occurrences than MaxOccurrences
 )
 
+// cutShort are the reasons for which the rest of a request is not known, so that
+// nothing can be said of its end.
+var cutShort = []string{IncompleteStopped, IncompleteStale}
+
 // Reasons for which a request is refused: counted, and no span is made of it.
 const (
 	RefusedPipelined = "pipelined" // its bytes came before the previous response was complete
@@ -83,6 +87,7 @@ type request struct {
 	last     probe.Progress // latest reading
 	measured bool           // last is set
 	chunkAt  uint64         // time of the latest chunk
+	followed bool           // the client has gone on to the next request: it had its answer
 	spans    intervals      // taken by occurrences already given on
 	count    int
 	problems []string
@@ -172,6 +177,7 @@ func (a *Assembler) requestHead(e *probe.RequestHead) {
 			// the client did not wait: which response bytes are whose cannot be told any more
 			a.refuse(c, RefusedPipelined)
 		} else {
+			r.followed = true
 			a.finish(c)
 		}
 	}
@@ -335,8 +341,6 @@ func (a *Assembler) progress(e *probe.Progress) {
 	}
 }
 
-const terminator = "0\r\n\r\n"
-
 // chunk notes the response bytes that reached the device with this reading.
 func (r *request) chunk(e *probe.Progress) {
 	before, head := uint64(0), uint64(0)
@@ -346,26 +350,23 @@ func (r *request) chunk(e *probe.Progress) {
 	if r.response != nil {
 		head = uint64(r.response.HeadBytes)
 	}
-	if e.Sent <= before || e.Sent <= head {
-		return
+	if e.Sent <= max(before, head) || int(e.Chunks) <= r.Chunks {
+		return // the head, or the terminator of chunked encoding: no part of the answer
 	}
-	if e.LastChunk && e.Sent-max(before, head) == uint64(len(terminator)) {
-		return // the end of chunked encoding, sent alone: no part of the answer
+	r.Chunks = int(e.Chunks)
+	first := e.First
+	if first == 0 {
+		first = e.Time
 	}
-	writes := int(e.Writes)
-	if r.measured {
-		writes -= int(r.last.Writes)
-	}
-	r.Chunks += max(writes, 1)
 	if r.chunkAt == 0 {
-		r.FirstChunk = e.Time
-	} else if e.Time > r.chunkAt {
+		r.FirstChunk = first
+	} else if first > r.chunkAt {
 		r.Gaps.N++
 		if len(r.GapValues) == MaxGapValues {
 			r.GapValues = slices.Delete(r.GapValues, 0, MaxGapValues/4)
 		}
-		r.GapValues = append(r.GapValues, int64(e.Time-r.chunkAt))
-		r.Gaps.Max = max(r.Gaps.Max, int64(e.Time-r.chunkAt))
+		r.GapValues = append(r.GapValues, int64(first-r.chunkAt))
+		r.Gaps.Max = max(r.Gaps.Max, int64(first-r.chunkAt))
 	}
 	r.chunkAt = e.Time
 }
@@ -431,14 +432,11 @@ func (a *Assembler) finish(c *conn) {
 		a.unparsed["no_reading"]++
 		a.sink.Finish(&r.Request)
 		return
-	case r.last.Sent == 0:
-		r.problem(IncompleteAborted)
-	case r.response == nil:
+	case r.response == nil && r.last.Sent > 0:
 		r.problem(IncompleteResponse)
-	case r.response.ContentLength >= 0 || r.response.Chunked:
-		if !r.complete() {
-			r.problem(IncompleteAborted)
-		}
+	case r.followed || len(r.problems) > 0 && slices.Contains(cutShort, r.problems[len(r.problems)-1]):
+	case r.last.Sent == 0, !r.complete() && (r.response.ContentLength >= 0 || r.response.Chunked):
+		r.problem(IncompleteAborted)
 	}
 	r.settle(a.cfg.Unavailable)
 	a.sink.Finish(&r.Request)

@@ -51,7 +51,7 @@ func answered(cookie uint64, seq uint32, at uint64, head string) *probe.Response
 
 // sent is a reading after n response bytes, with all time since the start on the CPU.
 func sent(r *probe.RequestHead, at uint64, n int) *probe.Progress {
-	p := &probe.Progress{Socket: socket(r.Cookie, r.Seq, at), Lane: r.Lane, Start: r.Start, FirstRead: r.Time, Sent: uint64(n), Writes: 1}
+	p := &probe.Progress{Socket: socket(r.Cookie, r.Seq, at), Lane: r.Lane, Start: r.Start, FirstRead: r.Time, Sent: uint64(n), Chunks: 1}
 	p.Exclusive[stage.CPU] = int64(p.Time - r.Start)
 	return p
 }
@@ -130,11 +130,11 @@ func TestChunksAndTheirGaps(t *testing.T) {
 	for i, at := range []uint64{20, 22, 24, 74} {
 		n += 14
 		p := sent(r, at, n)
-		p.Writes = uint32(2 + i)
+		p.Chunks = uint32(1 + i)
 		feed(a, p)
 	}
 	end := sent(r, 80, n+5)
-	end.Writes, end.LastChunk = 6, true
+	end.Chunks, end.LastChunk = 4, true
 	feed(a, end)
 	got := only(t, l.finished)
 	assert.Equal(t, 4, got.Chunks, "the terminator is no chunk")
@@ -150,7 +150,9 @@ func TestGapsAreBounded(t *testing.T) {
 	r := asked(1, 1, 10, get)
 	feed(a, r, answered(1, 1, 12, stream))
 	for i := range 3 * MaxGapValues {
-		feed(a, sent(r, uint64(20+i), len(stream)+1+i))
+		p := sent(r, uint64(20+i), len(stream)+1+i)
+		p.Chunks = uint32(1 + i)
+		feed(a, p)
 	}
 	feed(a, &probe.Close{Socket: socket(1, 1, 99999), Final: true})
 	got := only(t, l.finished)
@@ -422,7 +424,7 @@ func TestCloseGivesOnWhatIsInFlight(t *testing.T) {
 	feed(a, r, answered(1, 1, 12, stream), sent(r, 20, 500))
 	a.Close()
 	got := only(t, l.finished)
-	assert.Equal(t, []string{IncompleteAborted, IncompleteStopped}, got.Incomplete)
+	assert.Equal(t, []string{IncompleteStopped}, got.Incomplete, "it was cut short by us, not by the server")
 	assert.Equal(t, 200, got.Status)
 }
 

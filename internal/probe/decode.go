@@ -63,7 +63,7 @@ func decode(raw []byte) (Event, error) {
 		flags := bpf.KernelProgressFlags(p.Flags)
 		e := &Progress{
 			Socket: socket, Lane: lane(p.Pid, p.Lane), Start: p.Start, FirstRead: p.FirstRead,
-			Received: p.Received, Sent: p.Sent, Writes: p.Writes, Major: p.Major,
+			Received: p.Received, Sent: p.Sent, Chunks: p.Chunks, First: p.First, Major: p.Major,
 			LastChunk: flags&bpf.KernelProgressFlagsPROGRESS_LAST_CHUNK != 0,
 			Lost:      flags&bpf.KernelProgressFlagsPROGRESS_LOST != 0,
 			NoLane:    flags&bpf.KernelProgressFlagsPROGRESS_NO_LANE != 0,

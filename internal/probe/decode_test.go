@@ -27,12 +27,12 @@ func head(kind bpf.KernelRecordKind, bytes string) []byte {
 
 func TestDecode(t *testing.T) {
 	socket := Socket{Cookie: 5, Seq: 3, Time: 100}
-	progress := bpf.KernelProgressRecord{Pid: 7, Lane: 11, Start: 90, FirstRead: 95, Received: 10, Sent: 20, Writes: 2, Major: 4}
+	progress := bpf.KernelProgressRecord{Pid: 7, Lane: 11, Start: 90, FirstRead: 95, Received: 10, Sent: 20, Chunks: 2, First: 98, Major: 4}
 	progress.R.Kind, progress.R.Seq, progress.R.Cookie, progress.R.Time = uint32(bpf.KernelRecordKindRECORD_PROGRESS), 3, 5, 100
 	progress.Exclusive[stage.Lock] = 6
 	progress.Plain[stage.SendBuffer-stage.AcceptQueue] = 9
 	progress.Flags = uint32(bpf.KernelProgressFlagsPROGRESS_LAST_CHUNK | bpf.KernelProgressFlagsPROGRESS_NO_ACCEPT)
-	wantProgress := &Progress{Socket: socket, Lane: Lane{7, 11}, Start: 90, FirstRead: 95, Received: 10, Sent: 20, Writes: 2, Major: 4, LastChunk: true, NoAccept: true}
+	wantProgress := &Progress{Socket: socket, Lane: Lane{7, 11}, Start: 90, FirstRead: 95, Received: 10, Sent: 20, Chunks: 2, First: 98, Major: 4, LastChunk: true, NoAccept: true}
 	wantProgress.Exclusive[stage.Lock] = 6
 	wantProgress.Plain[stage.SendBuffer] = 9
 

@@ -65,7 +65,8 @@ type Progress struct {
 	FirstRead uint64
 	Received  uint64 // bytes read since the request's first
 	Sent      uint64 // bytes accepted by send since the response's first
-	Writes    uint32 // sends since the response's first
+	Chunks    uint32 // sends of the response, without its head and its terminator where they were sent alone
+	First     uint64 // when the first byte since the reading before this one reached the device; 0 if none did
 	Exclusive stage.Times
 	Plain     stage.Times // of the socket stages
 	Major     int64       // of Exclusive[stage.PageFault]
