@@ -257,6 +257,7 @@ func TestLateSpansFollowTheDecision(t *testing.T) {
 // afterDrop warms up, lets the application's part of trace 1 be dropped and
 // sends services as what comes of it 40 s later.
 func afterDrop(t *testing.T, change func(*Config), services func(at time.Duration) []service) *harness {
+	t.Helper()
 	h := newHarness(t, change)
 	h.warm(map[string]float64{"stage.send_buffer": 0.001})
 	before := len(h.kept())
@@ -296,11 +297,13 @@ func TestALateKernelRequestWithASpikeIsKeptThoughItsTraceWasDropped(t *testing.T
 			"no spike", nil,
 			func(at time.Duration) []service {
 				return []service{kernel("llm", request(20, 1, at, at+40*time.Second, map[string]float64{"stage.send_buffer": 0.001}))}
-			}, nil, map[string]int64{"not_sampled": 1},
+			}, nil,
+			map[string]int64{"not_sampled": 1},
 		},
 		{
 			"a spike that the policy does not keep",
-			policies(PolicyConfig{Name: "incidents", Type: Spike, Spike: &SpikeConfig{}}), slow, nil, map[string]int64{"not_sampled": 3},
+			policies(PolicyConfig{Name: "incidents", Type: Spike, Spike: &SpikeConfig{}}), slow, nil,
+			map[string]int64{"not_sampled": 3},
 		},
 		{
 			"an error: no other policy is asked again",
@@ -309,7 +312,8 @@ func TestALateKernelRequestWithASpikeIsKeptThoughItsTraceWasDropped(t *testing.T
 				s := slow(at)[1]
 				s.spans[0].status = ptrace.StatusCodeError
 				return []service{s}
-			}, nil, map[string]int64{"not_sampled": 1},
+			}, nil,
+			map[string]int64{"not_sampled": 1},
 		},
 	}
 	for _, tt := range tests {
