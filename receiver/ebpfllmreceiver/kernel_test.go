@@ -141,7 +141,7 @@ func (f *fakeKernel) serve(pid int, cookie uint64, start uint64, request string)
 	f.events <- &probe.ResponseHead{
 		Socket: s, Flags: probe.HeadFlags{Complete: true}, Bytes: []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"),
 	}
-	p := &probe.Progress{Socket: s, Lane: probe.Lane{PID: uint32(pid), ID: 1}, Start: start, FirstRead: start + 1*ms, Received: uint64(len(request)), Sent: 40, Writes: 1}
+	p := &probe.Progress{Socket: s, Lane: probe.Lane{PID: uint32(pid), ID: 1}, Start: start, FirstRead: start + 1*ms, Received: uint64(len(request)), Sent: 40, Chunks: 1}
 	p.Exclusive[stage.CPU] = 299e6
 	f.events <- p
 }
@@ -328,7 +328,7 @@ func TestARequestThatIsOpenAtShutdownIsGivenOnAsIncomplete(t *testing.T) {
 		Socket: s, Flags: probe.HeadFlags{Complete: true},
 		Bytes: []byte("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"),
 	}
-	r.events <- &probe.Progress{Socket: s, Start: 1000 * ms, FirstRead: 1001 * ms, Received: 100, Sent: 200, Writes: 2}
+	r.events <- &probe.Progress{Socket: s, Start: 1000 * ms, FirstRead: 1001 * ms, Received: 100, Sent: 200, Chunks: 2}
 	r.settle()
 	stop(t, m) // in the middle of the stream
 	require.Equal(t, 1, r.traces.SpanCount())
