@@ -79,6 +79,7 @@ func TestServerProcess(t *testing.T) {
 
 // daemonize listens, hands the socket to a child, and says where and who.
 func daemonize(t *testing.T) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	socket, err := l.(*net.TCPListener).File()
