@@ -284,6 +284,45 @@ func TestABusyEventLoopIsReceiveQueue(t *testing.T) {
 	assert.Less(t, r.Exclusive[stage.CPU], 10*ms, "what the loop does for others is not this request's: "+describe(r))
 }
 
+// The bytes wait in each case; why they do makes the difference.
+func TestAReaderThatIsStoppedIsNotABusyOne(t *testing.T) {
+	requireRoot(t)
+	for name, start := range map[string]func(*testing.T) *server{
+		"event loop": func(t *testing.T) *server { return startC(t, true) },
+		"goroutines": func(t *testing.T) *server { return startGo(t) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t)
+			w := observe(t, probe.Config{}, s)
+			conn, err := net.Dial("tcp4", s.addr)
+			require.NoError(t, err)
+			defer conn.Close()
+			in := bufio.NewReader(conn)
+			for i := range 2 {
+				if i == 1 {
+					require.NoError(t, s.cmd.Process.Signal(syscall.SIGSTOP))
+				}
+				_, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+				require.NoError(t, err)
+				if i == 1 {
+					<-time.After(delayMS * time.Millisecond)
+					require.NoError(t, s.cmd.Process.Signal(syscall.SIGCONT))
+				}
+				r, err := http.ReadResponse(in, nil)
+				require.NoError(t, err)
+				_, err = io.Copy(io.Discard, r.Body)
+				require.NoError(t, err)
+				require.NoError(t, r.Body.Close())
+			}
+			r := &w.wait(2)[1]
+			requireWhole(t, r)
+			assert.Equal(t, "stopped", top(r, stage.Stopped).String(), describe(r))
+			assert.Greater(t, float64(r.Exclusive[stage.Stopped]), tolerance*delayMS*float64(ms), describe(r))
+			assertOccurrences(t, w.of(r), stage.Stopped, r)
+		})
+	}
+}
+
 // running tells whether the server's only thread is on or waiting for a CPU.
 func running(s *server) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.pid()))
