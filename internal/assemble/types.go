@@ -51,7 +51,7 @@ type Request struct {
 	MajorFault int64         // nanoseconds of Exclusive[stage.PageFault] in faults that waited for I/O
 	SharedBy   int           // largest number of requests in flight on its thread; 1 if alone
 	Missing    []stage.Stage // stages that could not be measured for this request
-	Refused    string        // not "" if no true account of it can be given: no span may be made of it
+	Refused    string        // not "" if no true account of its stages can be given
 	Incomplete []string      // why the record is not whole: lost_records, head_truncated, aborted, …
 }
 

@@ -265,6 +265,9 @@ func ask(addr string, requests int) ([]float64, error) {
 		if _, err := io.Copy(io.Discard, r.Body); err != nil {
 			return nil, err
 		}
+		if err := r.Body.Close(); err != nil {
+			return nil, err
+		}
 		latencies = append(latencies, float64(time.Since(begin).Nanoseconds())/1e3)
 	}
 	return latencies, nil
