@@ -287,12 +287,14 @@ func TestABusyEventLoopIsReceiveQueue(t *testing.T) {
 // The bytes wait in each case; why they do makes the difference.
 func TestAReaderThatIsStoppedIsNotABusyOne(t *testing.T) {
 	requireRoot(t)
-	for name, start := range map[string]func(*testing.T) *server{
-		"event loop": func(t *testing.T) *server { return startC(t, true) },
-		"goroutines": func(t *testing.T) *server { return startGo(t) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := start(t)
+	for _, shape := range []string{"event loop", "goroutines"} {
+		t.Run(shape, func(t *testing.T) {
+			var s *server
+			if shape == "goroutines" {
+				s = startGo(t)
+			} else {
+				s = startC(t, true)
+			}
 			w := observe(t, probe.Config{}, s)
 			conn, err := net.Dial("tcp4", s.addr)
 			require.NoError(t, err)
