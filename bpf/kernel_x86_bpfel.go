@@ -329,7 +329,7 @@ type KernelThread struct {
 	Tid        uint32
 	Process    KernelProcess
 	Owner      uint64
-	G0         uint64
+	M          uint64
 	Seen       uint64
 	Out        uint64
 	Wake       uint64

@@ -13,10 +13,10 @@
 
 #include "state.h"
 
-/* In the Go runtime: g.m, m.g0, and m.curg as of Go 1.25 and before it. */
-enum { G_M = 48, M_G0 = 0, M_CURG = 184, M_CURG_BEFORE_1_25 = 192 };
+/* In the Go runtime: g.m, and m.curg as of Go 1.25 and before it. */
+enum { G_M = 48, M_CURG = 184, M_CURG_BEFORE_1_25 = 192 };
 
-/* m's current goroutine, if it is at that offset: the goroutine then points back to m. */
+/* m's current goroutine, if that is where m keeps it: the goroutine then points back to m. */
 static __always_inline __u64 goroutine_at(__u64 m, __u32 offset)
 {
 	__u64 g = 0, back = 0;
@@ -28,34 +28,32 @@ static __always_inline __u64 goroutine_at(__u64 m, __u32 offset)
 }
 
 /*
- * The goroutine that a thread works for when it runs on g. While it runs C code
- * (llama.cpp called from Go) or the runtime's own, that is its scheduling stack,
- * g0, and the goroutine is the one that its m still calls current; when the
- * goroutine is parked there is none.
+ * The goroutine that a thread works for. Its m says which; while the thread runs
+ * C code (llama.cpp called from Go) or the runtime's own, the g of the thread is
+ * its scheduling stack's. An m stays with its thread, so that once it is known
+ * one read is enough: 0 while no goroutine runs on it.
  */
-static __always_inline __u64 goroutine_of(struct thread *t, __u64 g)
+static __always_inline __u64 goroutine_of(struct thread *t, struct task_struct *current)
 {
-	__u64 m = 0, current = 0;
+	__u64 g = 0, m = 0;
 
-	if (!g || (t->g0 && g != t->g0))
+	if (t->curg) {
+		bpf_probe_read_user(&g, sizeof(g), (void *)(t->m + t->curg));
 		return g;
-	if (bpf_probe_read_user(&m, sizeof(m), (void *)(g + G_M)) || !m)
-		return g;
-	if (!t->g0)
-		bpf_probe_read_user(&t->g0, sizeof(t->g0), (void *)(m + M_G0));
-	if (g != t->g0)
-		return g;
-	if (t->curg)
-		return bpf_probe_read_user(&current, sizeof(current), (void *)(m + t->curg)) || !current ? g : current;
-	/* which layout this runtime has shows as soon as there is a current goroutine */
-	t->curg = M_CURG;
-	current = goroutine_at(m, M_CURG);
-	if (!current) {
-		t->curg = M_CURG_BEFORE_1_25;
-		current = goroutine_at(m, M_CURG_BEFORE_1_25);
 	}
-	if (current)
-		return current;
+	if (bpf_probe_read_user(&g, sizeof(g), (void *)(current->thread.fsbase + t->process.go_offset)) || !g ||
+	    bpf_probe_read_user(&m, sizeof(m), (void *)(g + G_M)) || !m)
+		return g;
+	/* which layout this runtime has shows as soon as there is a current goroutine */
+	t->m = m;
+	t->curg = M_CURG;
+	m = goroutine_at(t->m, M_CURG);
+	if (m)
+		return m;
+	t->curg = M_CURG_BEFORE_1_25;
+	m = goroutine_at(t->m, M_CURG_BEFORE_1_25);
+	if (m)
+		return m;
 	t->curg = 0;
 	return g;
 }
@@ -65,11 +63,7 @@ static __always_inline __u64 owner_of(struct thread *t, struct task_struct *curr
 {
 	if (t->process.flags & PROCESS_NO_LANE)
 		return 0;
-	if (!(t->process.flags & PROCESS_GO))
-		return t->tid;
-	__u64 g = 0;
-	bpf_probe_read_user(&g, sizeof(g), (void *)(current->thread.fsbase + t->process.go_offset));
-	return goroutine_of(t, g);
+	return t->process.flags & PROCESS_GO ? goroutine_of(t, current) : t->tid;
 }
 
 static __always_inline void lane_key_of(struct thread *t, __u64 owner, struct lane_key *key)

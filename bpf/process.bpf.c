@@ -56,7 +56,8 @@ int BPF_PROG(process_exec, struct task_struct *task, int old_pid)
 		/* a new program: no longer Go until user space has looked */
 		t->process.flags &= PROCESS_CANDIDATE;
 		t->tid = task->pid;
-		t->owner = 0;
+		t->owner = t->m = 0;
+		t->curg = 0;
 		t->fault = 0;
 	}
 	process_record(RECORD_EXEC, task->tgid, 0, 0, 0);

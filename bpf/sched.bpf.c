@@ -164,7 +164,7 @@ static __always_inline void switched_out(struct task_struct *prev, int preempted
 	if (class == STAGE_STOPPED && (t->process.flags & PROCESS_GO) && (prev->__state & TASK_STOPPED))
 		process_stops(t, now);
 	t->cfs_rq = (__u64)prev->se.cfs_rq;
-	t->throttled = BPF_CORE_READ(prev, se.cfs_rq, throttled_clock_pelt_time);
+	t->throttled = prev->se.cfs_rq->throttled_clock_pelt_time;
 	if (l)
 		lane_to(l, class, now);
 }

@@ -56,7 +56,7 @@ struct thread {
 	__u32 tid;
 	struct process process;
 	__u64 owner;	 /* lane id last seen on the thread; 0 unknown */
-	__u64 g0;	 /* in Go: the thread's scheduling goroutine; 0 not known yet */
+	__u64 m;	 /* in Go: the thread's m */
 	__u64 seen;	 /* time of the thread's last event */
 	__u64 out;	 /* when it last left the CPU; 0 never */
 	__u64 wake;	 /* when it was last woken */
