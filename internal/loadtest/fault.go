@@ -28,9 +28,10 @@ type fault struct {
 // streamed is the request that most faults strike.
 func streamed(size int) request { return request{words: size, tokens: size, stream: true} }
 
-// verbose is one with an answer of about 30 kB, too large for a small buffer.
-func verbose(int) request {
-	return request{words: 4, tokens: 16, stream: true, logprobs: true, slowReader: true}
+// verbose is one with a short question and an answer of 13 kB or more, too large
+// for a small buffer; the server computes little longer than for a normal request.
+func verbose(size int) request {
+	return request{words: size / 2, tokens: size + 4, stream: true, logprobs: true, slowReader: true}
 }
 
 // faults are the delays by the stage that has to be blamed for them.
@@ -65,24 +66,49 @@ type rig struct {
 	contention time.Duration
 }
 
-// strikePageFault empties the page cache of the weights, so that each page the
-// request touches costs a read. Afterwards it reads them back in, so that the
-// next request does not pay as well.
+// strikePageFault empties the page cache of the weights, and goes on emptying it
+// for the delay, as happens where memory is short: each pass over the weights
+// costs reads. Afterwards it reads them back in, so that the next request does
+// not pay as well.
 func strikePageFault(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
-	if err := evict(r.server.process.pid(), r.server.weights); err != nil {
-		return sent{}, 0, fmt.Errorf("evict %s: %w", r.server.weights, err)
+	pid, weights := r.server.process.pid(), r.server.weights
+	if err := evict(pid, weights); err != nil {
+		return sent{}, 0, fmt.Errorf("evict %s: %w", weights, err)
 	}
+	served := make(chan struct{})
+	evicted := make(chan error, 1)
+	go func() {
+		for end := time.Now().Add(r.usual + r.delay); ; {
+			select {
+			case <-served:
+				evicted <- nil
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+			if time.Now().After(end) {
+				evicted <- nil
+				return
+			}
+			// The server reads pages back in meanwhile: some are always left.
+			if err := evictOnce(pid, weights); err != nil {
+				evicted <- fmt.Errorf("evict %s: %w", weights, err)
+				return
+			}
+		}
+	}()
 	s, err := r.client.do(ctx, q, nil)
-	if err != nil {
+	close(served)
+	if err := errors.Join(err, <-evicted); err != nil {
 		return s, 0, err
 	}
-	return s, s.Latency - r.usual, warm(r.server.weights)
+	return s, s.Latency - r.usual, warm(weights)
 }
 
-// strikeSendBuffer stops reading after the first chunk.
+// strikeSendBuffer stops reading after the first chunk, until the server has
+// computed the rest, and for the whole delay after that.
 func strikeSendBuffer(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
-	s, err := r.client.do(ctx, q, func() error { return sleep(ctx, r.delay) })
-	return s, r.delay, err
+	s, err := r.client.do(ctx, q, func() error { return sleep(ctx, r.usual+r.delay) })
+	return s, s.Latency - r.usual, err
 }
 
 // strikeLock holds the lock that the request needs until the request has waited

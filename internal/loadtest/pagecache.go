@@ -12,9 +12,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// evict drops a file that a process has mapped from the page cache: first out
-// of the process, as reclaim would do it, then out of the cache.
+// evict drops a file that a process has mapped from the page cache, until hardly
+// any of it is left there.
 func evict(pid int, path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	// Pages that the kernel is just looking at stay: ask again.
+	var left float64
+	for range 5 {
+		if err := evictOnce(pid, path); err != nil {
+			return err
+		}
+		if left, err = resident(file); err != nil {
+			return err
+		}
+		if left < 0.05 {
+			return nil
+		}
+	}
+	return fmt.Errorf("%.0f %% of it stay in memory; does another process use it?", left*100)
+}
+
+// evictOnce drops what can be dropped of the file just now: first out of the
+// process, as reclaim would do it, then out of the cache.
+func evictOnce(pid int, path string) error {
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return err
@@ -36,26 +60,12 @@ func evict(pid int, path string) error {
 		return err
 	}
 	defer file.Close()
-
-	// Pages that the kernel is just looking at stay: ask again.
-	var left float64
-	for range 5 {
-		for _, r := range ranges {
-			if err := pageOut(process, r); err != nil {
-				return err
-			}
-		}
-		if err := unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+	for _, r := range ranges {
+		if err := pageOut(process, r); err != nil {
 			return err
-		}
-		if left, err = resident(file); err != nil {
-			return err
-		}
-		if left < 0.05 {
-			return nil
 		}
 	}
-	return fmt.Errorf("%.0f %% of it stay in memory; does another process use it?", left*100)
+	return unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)
 }
 
 // mapping is a range of addresses in a process.
