@@ -185,6 +185,10 @@ func (a *Assembler) requestHead(e *probe.RequestHead) {
 		return
 	}
 	r := c.request
+	if r != nil && r.begun {
+		a.unparsed[httphead.ReasonIncomplete]++ // the rest of a head that was whole already
+		return
+	}
 	if r == nil {
 		if e.Flags.Continued {
 			a.unparsed["head_incomplete"]++ // its beginning was lost
