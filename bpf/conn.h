@@ -18,12 +18,18 @@
 enum { TCP_ESTABLISHED = 1, TCP_SYN_RECV = 3, TCP_FIN_WAIT1 = 4, TCP_TIME_WAIT = 6, TCP_CLOSE = 7, TCP_CLOSE_WAIT = 8,
        TCP_LAST_ACK = 9, TCP_LISTEN = 10, TCP_NEW_SYN_RECV = 12 };
 
-static __always_inline int port_tracked(struct sock *sk)
+static __always_inline struct port_key port_of(struct sock *sk)
 {
-	struct port_key key = {
+	return (struct port_key){
 		.netns = sk->__sk_common.skc_net.net->ns.inum,
 		.port = sk->__sk_common.skc_num,
 	};
+}
+
+static __always_inline int port_tracked(struct sock *sk)
+{
+	struct port_key key = port_of(sk);
+
 	return bpf_map_lookup_elem(&ports, &key) != 0;
 }
 

@@ -22,7 +22,6 @@ typedef __u32 __wsum;
 
 enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
-	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_SK_STORAGE = 24,
@@ -110,7 +109,6 @@ struct sock_common {
 };
 struct sock {
 	struct sock_common __sk_common;
-	__u16 sk_protocol;
 };
 struct tcp_sock {
 	__u32 rcv_nxt;
@@ -126,9 +124,6 @@ struct sk_buff {
 	__u16 transport_header;
 	unsigned char *head;
 	unsigned char *data;
-};
-struct net_device {
-	int ifindex;
 };
 
 enum iter_type { ITER_UBUF, ITER_IOVEC };

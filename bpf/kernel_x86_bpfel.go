@@ -36,7 +36,6 @@ type KernelCloseRecord struct {
 		Cookie uint64
 		Time   uint64
 	}
-	Lane  uint64
 	Flags uint32
 	Pad   uint32
 }

@@ -102,7 +102,6 @@ enum close_flags {
 
 struct close_record {
 	struct record r;
-	__u64 lane;
 	__u32 flags;
 	__u32 pad;
 };

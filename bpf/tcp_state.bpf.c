@@ -21,10 +21,7 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 		return 0;
 	if (new_state == TCP_LISTEN) {
 		struct task_struct *task = bpf_get_current_task_btf();
-		struct port_key key = {
-			.netns = sk->__sk_common.skc_net.net->ns.inum,
-			.port = sk->__sk_common.skc_num,
-		};
+		struct port_key key = port_of(sk);
 		__u32 pid = task->tgid;
 		if (bpf_task_storage_get(&threads, task, 0, 0) && bpf_map_update_elem(&ports, &key, &pid, BPF_ANY))
 			count(FULL_PORTS);
@@ -33,10 +30,7 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 	}
 	if (old_state == TCP_LISTEN && new_state == TCP_CLOSE) {
 		/* with SO_REUSEPORT others may still listen: user space, which knows, puts the port back */
-		struct port_key key = {
-			.netns = sk->__sk_common.skc_net.net->ns.inum,
-			.port = sk->__sk_common.skc_num,
-		};
+		struct port_key key = port_of(sk);
 		bpf_map_delete_elem(&ports, &key);
 		return 0;
 	}
@@ -78,7 +72,6 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 	r.r.cookie = c->cookie;
 	r.r.seq = c->seq;
 	r.r.time = now;
-	r.lane = c->lane.goroutine ? c->lane.id : 0;
 	r.flags = (drained ? CLOSE_DRAINED : 0) |
 		  (new_state == TCP_CLOSE ? CLOSE_FINAL : 0) | (c->lost ? CLOSE_LOST : 0);
 	send_up(&r, sizeof(r), LOST_CLOSE);
