@@ -124,6 +124,48 @@ func startOn(t *testing.T, host string, command func(port string) *exec.Cmd) *se
 
 func (s *server) pid() uint32 { return uint32(s.cmd.Process.Pid) }
 
+// stop stops the server and returns once none of its threads runs any more: the
+// signal is sent before that, and a thread that another CPU runs may still answer.
+func (s *server) stop() {
+	s.t.Helper()
+	require.NoError(s.t, s.cmd.Process.Signal(syscall.SIGSTOP))
+	require.Eventually(s.t, func() bool {
+		states, err := threadStates(s.pid())
+		require.NoError(s.t, err)
+		return strings.Trim(states, "T") == ""
+	}, 10*time.Second, time.Millisecond, "the server does not stop")
+}
+
+// threadStates has a letter for each thread of a process, as in /proc/PID/stat.
+func threadStates(pid uint32) (string, error) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		return "", err
+	}
+	var states strings.Builder
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			return "", err
+		}
+		if _, rest, ok := strings.Cut(string(b), ") "); ok && rest != "" {
+			states.WriteByte(rest[0])
+		}
+	}
+	return states.String(), nil
+}
+
+// cpuTime is how long the server's first thread has run, in nanoseconds.
+func (s *server) cpuTime() int64 {
+	s.t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", s.pid()))
+	require.NoError(s.t, err)
+	var ns int64
+	_, err = fmt.Sscan(string(b), &ns)
+	require.NoError(s.t, err)
+	return ns
+}
+
 // evict drops the server's file from the page cache.
 func (s *server) evict() {
 	s.t.Helper()
