@@ -8,6 +8,7 @@ package assemble
 import (
 	"bytes"
 	"maps"
+	"math"
 	"slices"
 
 	"github.com/ebpfllm/ebpfllm/internal/httphead"
@@ -61,6 +62,8 @@ type Assembler struct {
 	sink     Sink
 	conns    map[uint64]*conn
 	lanes    map[probe.Lane][]*request // requests in flight on each lane
+	held     []*stall                  // in the order of their beginning
+	stalls   map[stallKey][]*stall     // the same
 	now      uint64
 	swept    uint64
 	unparsed map[string]uint64
@@ -90,6 +93,8 @@ type request struct {
 	followed bool           // the client has gone on to the next request: it had its answer
 	spans    intervals      // taken by occurrences already given on
 	count    int
+	held     int  // stalls that it is delayed by and that are held
+	ended    bool // it is off its connection, and settled
 	problems []string
 }
 
@@ -97,7 +102,7 @@ type request struct {
 func New(cfg Config, sink Sink) *Assembler {
 	return &Assembler{
 		cfg: cfg, sink: sink,
-		conns: map[uint64]*conn{}, lanes: map[probe.Lane][]*request{}, unparsed: map[string]uint64{},
+		conns: map[uint64]*conn{}, lanes: map[probe.Lane][]*request{}, stalls: map[stallKey][]*stall{}, unparsed: map[string]uint64{},
 	}
 }
 
@@ -133,6 +138,7 @@ func (a *Assembler) Handle(e probe.Event) {
 		a.close(e)
 	case *probe.Tick:
 		a.now = e.Now
+		a.releaseDue(a.now)
 		a.sweep()
 	}
 }
@@ -146,6 +152,7 @@ func (a *Assembler) Close() {
 		}
 		delete(a.conns, cookie)
 	}
+	a.releaseDue(math.MaxUint64)
 }
 
 func (a *Assembler) conn(s *probe.Socket) *conn {
@@ -259,7 +266,7 @@ func (a *Assembler) begin(c *conn, lane probe.Lane) {
 	a.enter(r, lane)
 	for i := range c.pending {
 		if c.pending[i].Time >= r.Start {
-			a.deliver(r, &c.pending[i], 1)
+			a.own(r, &c.pending[i], r.FirstRead)
 		}
 	}
 	c.pending = nil
@@ -443,6 +450,16 @@ func (a *Assembler) finish(c *conn) {
 		r.problem(IncompleteAborted)
 	}
 	r.settle(a.cfg.Unavailable)
+	r.ended = true
+	if r.held == 0 {
+		a.give(r)
+	}
+}
+
+// give gives on a request that has ended, after its occurrences.
+func (a *Assembler) give(r *request) {
+	slices.Sort(r.problems)
+	r.Incomplete = r.problems
 	a.sink.Finish(&r.Request)
 }
 

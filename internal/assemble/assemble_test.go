@@ -14,16 +14,40 @@ import (
 
 const ms = 1_000_000
 
-// log is a sink that remembers.
+// log is a sink that remembers, and notes what Sink and Occurrence promise and do
+// not keep.
 type log struct {
 	begun       []Request
 	occurrences []Occurrence
 	finished    []Request
+	open        map[Key]int // requests begun and not finished: the fuzzer uses a key more than once
+	problems    []string
 }
 
-func (l *log) Begin(r *Request)         { l.begun = append(l.begun, *r) }
-func (l *log) Occurrence(o *Occurrence) { l.occurrences = append(l.occurrences, *o) }
-func (l *log) Finish(r *Request)        { l.finished = append(l.finished, *r) }
+func (l *log) Begin(r *Request) {
+	l.begun = append(l.begun, *r)
+	if l.open == nil {
+		l.open = map[Key]int{}
+	}
+	l.open[r.Key]++
+}
+
+func (l *log) Occurrence(o *Occurrence) {
+	l.occurrences = append(l.occurrences, *o)
+	for _, k := range append([]Key{o.Key}, o.Others...) {
+		if l.open[k] == 0 {
+			l.problems = append(l.problems, fmt.Sprintf("%v names %v, which is not open", o, k))
+		}
+	}
+	if len(o.Others) != min(o.SharedBy-1, MaxOthers) {
+		l.problems = append(l.problems, fmt.Sprintf("%v is shared by %d", o, o.SharedBy))
+	}
+}
+
+func (l *log) Finish(r *Request) {
+	l.finished = append(l.finished, *r)
+	l.open[r.Key]--
+}
 
 func only[T any](t *testing.T, list []T) T {
 	t.Helper()
@@ -68,6 +92,9 @@ func feed(a *Assembler, events ...probe.Event) {
 		a.Handle(e)
 	}
 }
+
+// settle lets so much time pass that no stall is held any more.
+func settle(a *Assembler) { feed(a, &probe.Tick{Now: 20_000 * ms}) }
 
 func TestARequestEndsWithTheReadingThatCompletesItsResponse(t *testing.T) {
 	var l log
@@ -339,9 +366,9 @@ func TestOccurrencesGoToWhomTheyDelayed(t *testing.T) {
 		{"of another lane: nobody", []probe.Event{stretch(0, other, stage.Lock, 20, 30)}, nil},
 		{"of a socket: its request", []probe.Event{stretch(2, probe.Lane{}, stage.SendBuffer, 20, 30)}, []string{"2 send_buffer 20-30/1"}},
 		{"of the process: everyone in it", []probe.Event{stretch(0, probe.Lane{}, stage.Stopped, 20, 30)}, []string{"1 stopped 20-30/2", "2 stopped 20-30/2"}},
-		{"not before the request was read", []probe.Event{stretch(0, thread, stage.Lock, 2, 12)}, []string{"1 lock 10-12/2"}},
+		{"not before the request was read", []probe.Event{stretch(0, thread, stage.Lock, 2, 12)}, []string{"1 lock 10-12/1"}},
 		{"never two at one time", []probe.Event{stretch(1, probe.Lane{}, stage.SendBuffer, 20, 40), stretch(1, probe.Lane{}, stage.Lock, 30, 50)}, []string{"1 send_buffer 20-40/1", "1 lock 40-50/1"}},
-		{"around what is taken", []probe.Event{stretch(1, probe.Lane{}, stage.Lock, 25, 30), stretch(1, probe.Lane{}, stage.SendBuffer, 20, 40)}, []string{"1 lock 25-30/1", "1 send_buffer 20-25/1", "1 send_buffer 30-40/1"}},
+		{"around what is taken", []probe.Event{stretch(1, probe.Lane{}, stage.Lock, 25, 30), stretch(1, probe.Lane{}, stage.SendBuffer, 20, 40)}, []string{"1 send_buffer 20-25/1", "1 send_buffer 30-40/1", "1 lock 25-30/1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var l log
@@ -349,6 +376,7 @@ func TestOccurrencesGoToWhomTheyDelayed(t *testing.T) {
 			second := asked(2, 1, 12, get)
 			feed(a, asked(1, 1, 10, get), second)
 			feed(a, c.given...)
+			settle(a)
 			assert.Equal(t, c.want, spans(&l))
 		})
 	}
@@ -360,6 +388,7 @@ func TestAnOccurrenceWaitsForTheHeadOfItsRequest(t *testing.T) {
 	r := asked(1, 1, 50, get)
 	r.Start = 20 * ms
 	feed(a, stretch(1, probe.Lane{}, stage.RunQueue, 20, 49), r)
+	settle(a)
 	assert.Equal(t, []string{"1 run_queue 20-49/1"}, spans(&l))
 }
 
@@ -371,12 +400,14 @@ func TestOccurrencesAreBounded(t *testing.T) {
 		feed(a, stretch(1, probe.Lane{}, stage.RunQueue, 10+2*i, 11+2*i))
 	}
 	feed(a, r)
+	settle(a)
 	assert.LessOrEqual(t, len(l.occurrences), MaxPending)
 	for i := range uint64(2 * MaxOccurrences) {
 		feed(a, stretch(0, thread, stage.PageFault, 1000+2*i, 1001+2*i))
 	}
-	assert.Len(t, l.occurrences, MaxOccurrences)
 	feed(a, answered(1, 1, 12, ok), sent(r, 9000, len(ok)+2))
+	settle(a)
+	assert.Len(t, l.occurrences, MaxOccurrences)
 	assert.Equal(t, []string{IncompleteSpans}, only(t, l.finished).Incomplete)
 }
 
@@ -476,8 +507,11 @@ func FuzzHandle(f *testing.F) {
 				t.Fatalf("stages sum to %d of %d", sum, r.End-r.Start)
 			}
 		}
-		if len(a.lanes) != 0 {
-			t.Fatalf("lanes left: %v", a.lanes)
+		if len(a.lanes) != 0 || len(a.held) != 0 || len(a.stalls) != 0 {
+			t.Fatalf("left: lanes %v, stalls %v %v", a.lanes, a.held, a.stalls)
+		}
+		if len(l.problems) != 0 {
+			t.Fatal(l.problems)
 		}
 	})
 }

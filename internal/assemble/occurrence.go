@@ -1,7 +1,6 @@
 package assemble
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/ebpfllm/ebpfllm/internal/probe"
@@ -19,7 +18,7 @@ func (a *Assembler) occurrence(e *probe.Occurrence) {
 		return
 	}
 	if r := c.request; r != nil && r.begun && (e.Seq == 0 || e.Seq == r.Seq) && e.Start >= r.Start {
-		a.deliver(r, e, 1)
+		a.own(r, e, e.Time)
 		return
 	}
 	// the request that it belongs to has not been read yet
@@ -28,48 +27,56 @@ func (a *Assembler) occurrence(e *probe.Occurrence) {
 	}
 }
 
-// everyone gives an occurrence to all requests in flight on its lane, or in its
-// process where it has none.
-func (a *Assembler) everyone(e *probe.Occurrence) {
-	var delayed []*request
-	if e.Lane != (probe.Lane{}) {
-		delayed = a.lanes[e.Lane]
-	} else {
-		for lane, on := range a.lanes {
-			if lane.PID == e.PID {
-				delayed = append(delayed, on...)
-			}
-		}
-		slices.SortFunc(delayed, func(x, y *request) int { return cmp.Or(cmp.Compare(x.Cookie, y.Cookie), cmp.Compare(x.Seq, y.Seq)) })
+// own gives a request what was told of its own connection at a time: a stage of
+// the socket is nobody else's, a stall of the thread before it read the request
+// may have delayed others too.
+func (a *Assembler) own(r *request, e *probe.Occurrence, at uint64) {
+	if e.Stage.Socket() {
+		a.deliver(r, e, a.pieces(r, e), 1, nil)
+		return
 	}
-	for _, r := range delayed {
-		a.deliver(r, e, len(delayed))
-	}
+	told := *e // the event is the probe's
+	a.hold(&told, at, r)
 }
 
-// deliver gives on the parts of an occurrence that lie within the request and
-// that no earlier one has taken: occurrences of a request never overlap.
-func (a *Assembler) deliver(r *request, e *probe.Occurrence, shared int) {
-	start := e.Start
+// piece is a part of an occurrence that is a request's.
+type piece struct {
+	start, end uint64
+	duration   int64 // of the stage within it
+}
+
+// pieces returns the parts of an occurrence that lie within the request, that no
+// earlier one has taken, since occurrences of a request never overlap, and that
+// are long enough for a span.
+func (a *Assembler) pieces(r *request, e *probe.Occurrence) []piece {
+	start := max(e.Start, r.Start)
 	if e.Cookie == 0 {
 		start = max(start, r.FirstRead) // before it, what the thread does is not this request's
 	}
-	start = max(start, r.Start)
+	var list []piece
 	left := e.Duration
-	for _, piece := range r.spans.take(start, e.Time) {
-		duration := min(left, int64(piece.end-piece.start))
-		left -= duration
-		if duration < max(a.cfg.MinDuration, 1) {
-			continue
+	for _, free := range r.spans.take(start, e.Time) {
+		p := piece{free.start, free.end, min(left, int64(free.end-free.start))}
+		left -= p.duration
+		if p.duration >= max(a.cfg.MinDuration, 1) {
+			list = append(list, p)
 		}
+	}
+	return list
+}
+
+// deliver gives on pieces of an occurrence that delayed so many requests, some of
+// the others among them.
+func (a *Assembler) deliver(r *request, e *probe.Occurrence, pieces []piece, shared int, others []Key) {
+	for _, p := range pieces {
 		if r.count == MaxOccurrences {
 			r.problem(IncompleteSpans)
 			return
 		}
 		r.count++
 		a.sink.Occurrence(&Occurrence{
-			Key: r.Key, PID: r.PID, TID: e.TID, Stage: e.Stage, Start: piece.start, End: piece.end,
-			Duration: duration, Syscall: e.Syscall, Major: e.Major, SharedBy: shared,
+			Key: r.Key, PID: r.PID, TID: e.TID, Stage: e.Stage, Start: p.start, End: p.end,
+			Duration: p.duration, Syscall: e.Syscall, Major: e.Major, SharedBy: shared, Others: others,
 		})
 	}
 }
@@ -81,6 +88,9 @@ type intervals []interval
 
 // take returns the parts of [start, end) that are still free, and occupies them.
 func (s *intervals) take(start, end uint64) []interval {
+	if start >= end {
+		return nil
+	}
 	var free []interval
 	// those that end before start are no matter
 	i, _ := slices.BinarySearchFunc(*s, start, func(v interval, t uint64) int {

@@ -55,8 +55,6 @@ func (r *request) settle(unavailable []stage.Stage) {
 	if p.Lost {
 		r.problem(IncompleteLost)
 	}
-	slices.Sort(r.problems)
-	r.Incomplete = r.problems
 }
 
 // trim lists the stages in the order in which they keep their time when the sum

@@ -16,6 +16,7 @@ type Key struct {
 const (
 	LinkTraceparent = "traceparent" // the header on the request's own connection
 	LinkNone        = "none"        // no (valid) context on the wire: a trace of the receiver's own
+	LinkShared      = "shared"      // of an occurrence: the stall delayed other requests too, to which it has links
 )
 
 // Peer is the address pair of the request's socket.
@@ -66,7 +67,9 @@ type Gaps struct {
 }
 
 // Occurrence is one stretch of a stall stage that lasted min_duration or more.
-// It is delivered as soon as it ends, which may be long before its request does.
+// It is delivered when it has ended, which may be long before its request does:
+// one of the socket's stages at once, a thread's when it is known whom it delayed,
+// see Settle.
 type Occurrence struct {
 	Key
 	PID, TID   uint32
@@ -75,7 +78,8 @@ type Occurrence struct {
 	Duration   int64  // nanoseconds of the stage within [Start, End]
 	Syscall    int32  // system call number for Syscall, Lock, BlockIO, PageCache; -1 if none
 	Major      bool   // for PageFault: it waited for I/O
-	SharedBy   int    // requests in flight on the thread
+	SharedBy   int    // requests that the same stall delayed for min_duration or more, this one included
+	Others     []Key  // of these, the next ones behind this one in the order in which they were found, at most MaxOthers
 }
 
 // Sink takes what the assembler finds, in order: Begin once per request, then

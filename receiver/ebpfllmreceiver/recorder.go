@@ -177,7 +177,11 @@ func (r *recorder) Occurrence(occ *assemble.Occurrence) {
 	a := s.Attributes()
 	a.EnsureCapacity(8)
 	a.PutStr("ebpfllm.stage", occ.Stage.String())
-	o.common(a)
+	method := o.method()
+	if occ.SharedBy > 1 {
+		method = assemble.LinkShared
+	}
+	o.common(a, method)
 	if occ.TID != 0 {
 		a.PutInt("ebpfllm.tid", int64(occ.TID))
 	}
@@ -193,8 +197,31 @@ func (r *recorder) Occurrence(occ *assemble.Occurrence) {
 	}
 	if occ.SharedBy > 1 {
 		a.PutInt("ebpfllm.shared_by", int64(occ.SharedBy))
+		r.link(s, occ)
 	}
 	r.bound()
+}
+
+// link names the kernel.request spans of the others that a stall delayed, and
+// counts those that it does not name: they are too many, or no span is made of
+// them.
+func (r *recorder) link(s ptrace.Span, occ *assemble.Occurrence) {
+	links := s.Links()
+	links.EnsureCapacity(len(occ.Others))
+	for _, k := range occ.Others {
+		other := r.open[k]
+		if other == nil || !other.emit {
+			continue
+		}
+		l := links.AppendEmpty()
+		l.SetTraceID(other.trace)
+		l.SetSpanID(other.span)
+		if other.request.Head.Linked() {
+			l.TraceState().FromRaw(other.request.Head.TraceState)
+		}
+		l.SetFlags(other.flags())
+	}
+	s.SetDroppedLinksCount(uint32(max(occ.SharedBy-1-links.Len(), 0)))
 }
 
 // Finish makes the request's own span and counts it in the metrics.
@@ -273,7 +300,7 @@ func (r *recorder) newRequestSpan(o *openRequest, req *assemble.Request, end uin
 
 	a := s.Attributes()
 	a.EnsureCapacity(48)
-	o.common(a)
+	o.common(a, o.method())
 	if why := o.incomplete(); len(why) > 0 {
 		list := a.PutEmptySlice("ebpfllm.incomplete.reasons")
 		for _, reason := range why {
@@ -299,12 +326,18 @@ func (r *recorder) newSpan(o *openRequest) ptrace.Span {
 	s := scope.Spans().AppendEmpty()
 	s.SetTraceID(o.trace)
 	if o.request.Head.Linked() {
-		s.SetFlags(uint32(o.request.Head.TraceFlags))
 		s.TraceState().FromRaw(o.request.Head.TraceState)
-	} else {
-		s.SetFlags(ownTraceFlags)
 	}
+	s.SetFlags(o.flags())
 	return s
+}
+
+// flags are the trace flags of the request's spans.
+func (o *openRequest) flags() uint32 {
+	if o.request.Head.Linked() {
+		return uint32(o.request.Head.TraceFlags)
+	}
+	return ownTraceFlags
 }
 
 func (r *recorder) newID(s ptrace.Span) {
@@ -336,12 +369,16 @@ func (o *openRequest) incomplete() []string {
 	return why
 }
 
-// common puts the attributes that every span has.
-func (o *openRequest) common(a pcommon.Map) {
-	method := assemble.LinkNone
+// method is how the request's own span was tied to its trace.
+func (o *openRequest) method() string {
 	if o.request.Head.Linked() {
-		method = assemble.LinkTraceparent
+		return assemble.LinkTraceparent
 	}
+	return assemble.LinkNone
+}
+
+// common puts the attributes that every span has.
+func (o *openRequest) common(a pcommon.Map, method string) {
 	a.PutStr("ebpfllm.link.method", method)
 	a.PutBool("ebpfllm.incomplete", len(o.incomplete()) > 0)
 }

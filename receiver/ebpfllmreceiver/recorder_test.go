@@ -120,13 +120,15 @@ func unlinked() *assemble.Request {
 
 func TestSpansOfRequests(t *testing.T) {
 	b := newBench(t)
-	a, u := streamed(), unlinked()
+	a, u, unsampled := streamed(), unlinked(), streamed()
+	unsampled.Key, unsampled.Head.TraceFlags = key(3), 0
 	b.Begin(a)
+	b.Begin(u)
+	b.Begin(unsampled)
 	b.Occurrence(&assemble.Occurrence{
 		Key: a.Key, PID: 10, TID: 12, Stage: stage.PageFault, Start: 1050 * ms, End: 1130 * ms, Duration: 80e6,
-		Syscall: -1, Major: true, SharedBy: 2,
+		Syscall: -1, Major: true, SharedBy: 3, Others: []assemble.Key{u.Key, unsampled.Key},
 	})
-	b.Begin(u)
 	b.Occurrence(&assemble.Occurrence{
 		Key: a.Key, PID: 10, TID: 13, Stage: stage.Syscall, Start: 1200 * ms, End: 1203 * ms, Duration: 3e6, Syscall: 0, SharedBy: 1,
 	})
@@ -135,6 +137,7 @@ func TestSpansOfRequests(t *testing.T) {
 	})
 	b.Finish(u)
 	b.Finish(a)
+	b.Finish(unsampled)
 	got := b.taken()
 
 	path := filepath.Join("testdata", "spans.yaml")
@@ -145,9 +148,69 @@ func TestSpansOfRequests(t *testing.T) {
 	assert.Empty(t, b.open)
 
 	metadatatest.AssertEqualReceiverEbpfllmRequestsLinked(t, b.telemetry, []metricdata.DataPoint[int64]{
-		{Value: 1, Attributes: attribute.NewSet(attribute.String("method", "traceparent"))},
+		{Value: 2, Attributes: attribute.NewSet(attribute.String("method", "traceparent"))},
 		{Value: 1, Attributes: attribute.NewSet(attribute.String("method", "none"))},
 	}, metricdatatest.IgnoreTimestamp())
+}
+
+// A stall that delayed several is told in the trace of each, and each telling
+// names the others.
+func TestASharedStallIsASpanInEachTraceThatLinksToTheOthers(t *testing.T) {
+	for _, n := range []int{2, 3, assemble.MaxOthers + 1, assemble.MaxOthers + 10} {
+		b := newBench(t)
+		var requests []*assemble.Request
+		for i := range n {
+			r := unlinked()
+			if i%2 == 0 {
+				r = streamed()
+				r.Head.TraceID[0] = byte(i)
+			}
+			r.Key = key(i)
+			requests = append(requests, r)
+			b.Begin(r)
+		}
+		others := min(n-1, assemble.MaxOthers)
+		for i, r := range requests {
+			o := &assemble.Occurrence{Key: r.Key, PID: r.PID, TID: 12, Stage: stage.Lock, Start: r.Start, End: r.Start + 60*ms, Duration: 60e6, Syscall: -1, SharedBy: n}
+			for j := range others {
+				o.Others = append(o.Others, requests[(i+1+j)%n].Key)
+			}
+			b.Occurrence(o)
+		}
+		for _, r := range requests {
+			b.Finish(r)
+		}
+		traces := map[pcommon.TraceID]pcommon.SpanID{} // of the kernel.requests
+		links := map[pcommon.TraceID]ptrace.Span{}
+		for _, rs := range b.taken().ResourceSpans().All() {
+			for _, s := range rs.ScopeSpans().At(0).Spans().All() {
+				method, _ := s.Attributes().Get("ebpfllm.link.method")
+				if s.Name() == requestSpan {
+					traces[s.TraceID()] = s.SpanID()
+					assert.NotEqual(t, assemble.LinkShared, method.Str())
+					assert.Zero(t, s.Links().Len())
+					continue
+				}
+				links[s.TraceID()] = s
+				assert.Equal(t, assemble.LinkShared, method.Str())
+			}
+		}
+		assert.Len(t, traces, n)
+		assert.Len(t, links, n)
+		for trace, s := range links {
+			assert.Equal(t, others, s.Links().Len())
+			assert.EqualValues(t, n-1-others, s.DroppedLinksCount())
+			sharedBy, _ := s.Attributes().Get("ebpfllm.shared_by")
+			assert.EqualValues(t, n, sharedBy.Int())
+			linked := map[pcommon.TraceID]bool{}
+			for _, l := range s.Links().All() {
+				assert.Equal(t, traces[l.TraceID()], l.SpanID())
+				linked[l.TraceID()] = true
+			}
+			assert.Len(t, linked, others, "each once")
+			assert.NotContains(t, linked, trace, "not itself")
+		}
+	}
 }
 
 func spansByName(t ptrace.Traces) map[string]ptrace.Span {
