@@ -181,13 +181,19 @@ type watch struct {
 	probe *probe.Probe
 
 	mu          sync.Mutex
+	begun       int
 	finished    []assemble.Request
 	occurrences []assemble.Occurrence
 	changed     chan struct{}
 	unparsed    map[string]uint64
 }
 
-func (w *watch) Begin(*assemble.Request) {}
+func (w *watch) Begin(*assemble.Request) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.begun++
+}
+
 func (w *watch) Occurrence(o *assemble.Occurrence) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -266,6 +272,16 @@ func (w *watch) wait(n int) []assemble.Request {
 			require.FailNowf(w.t, "requests missing", "%d of %d seen; unparsed %v", len(w.finished), n, w.unparsed)
 		}
 	}
+}
+
+// awaitBegun returns once n requests have been read.
+func (w *watch) awaitBegun(n int) {
+	w.t.Helper()
+	require.Eventually(w.t, func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.begun >= n
+	}, 10*time.Second, 5*time.Millisecond, "requests are not read")
 }
 
 // of returns the occurrences of a request.

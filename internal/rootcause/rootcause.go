@@ -40,7 +40,7 @@ func Explain(e Evidence) Finding {
 	f := explain(e)
 	f.Cause = inferred + f.Cause
 	if e.SharedBy > 1 {
-		f.Cause += fmt.Sprintf(" The same stall delayed %d requests that share the thread.", e.SharedBy)
+		f.Cause += fmt.Sprintf(" The stall was shared by %d requests, which its thread or process served or had yet to read.", e.SharedBy)
 	}
 	return f
 }

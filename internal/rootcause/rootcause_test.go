@@ -35,7 +35,7 @@ func TestEvidenceRefinesTheCause(t *testing.T) {
 		{"no excess and no faults do not", Evidence{Stage: stage.PageFault}, "first touch", "warm-up"},
 		{"the system call is named", Evidence{Stage: stage.Syscall, Syscall: "ioctl"}, "the system call ioctl", "serving thread"},
 		{"a file lock is told from a futex", Evidence{Stage: stage.Lock, Syscall: "flock"}, "a lock in flock", "holder"},
-		{"sharing is told", Evidence{Stage: stage.RunQueue, SharedBy: 7}, "delayed 7 requests", "OMP_NUM_THREADS"},
+		{"sharing is told", Evidence{Stage: stage.RunQueue, SharedBy: 7}, "shared by 7 requests", "OMP_NUM_THREADS"},
 		{"throttling points to cpu.max", Evidence{Stage: stage.Throttled}, "quota", "cpu.max"},
 		{"a span without kernel stages is named", Evidence{Span: "decode"}, `"decode"`, "receiver"},
 	}

@@ -184,6 +184,26 @@ func TestGoldens(t *testing.T) {
 				makeTraces(1, kernel("llm", req)),
 			}
 		}},
+		{"shared_stall", func(at time.Duration) (tds []ptrace.Traces) {
+			// of 40 requests that one stall delayed, two whose spans came to this collector
+			for i, path := range []string{"/v1/chat/completions", "/v1/models"} {
+				from := at + time.Duration(i)*10*ms
+				stalled := (at + 350*ms - max(from, at+50*ms)).Seconds()
+				req := request(0x20, 0, from, from+400*ms, map[string]float64{"stage.page_fault": stalled, "stage.cpu": 0.02, "stage.wait": 0.38 - stalled, "stage.unattributed": 0, "page_fault.major": stalled})
+				req.attrs["gen_ai.operation.name"], req.attrs["url.path"] = "", path
+				stall := occurrence(0x21, 0x20, "page_fault", max(from, at+50*ms), at+350*ms)
+				stall.attrs["ebpfllm.link.method"], stall.attrs[attrSharedBy] = "shared", 40
+				td := makeTraces(uint64(1+i), kernel("llm", req, stall))
+				s := td.ResourceSpans().At(0).ScopeSpans().At(0).Spans().At(1)
+				link := s.Links().AppendEmpty()
+				link.SetTraceID(traceID(uint64(2 - i)))
+				link.SetSpanID(spanID(0x20))
+				link.SetFlags(3)
+				s.SetDroppedLinksCount(38)
+				tds = append(tds, td)
+			}
+			return tds
+		}},
 		{"burst", func(at time.Duration) (tds []ptrace.Traces) {
 			for i := range uint64(6) {
 				from := at + time.Duration(i)*50*ms

@@ -14,6 +14,7 @@
  *   /big?KIB     answers with KIB KiB
  *   /stream?N    answers in N chunks
  *   /body        answers when the whole body is read
+ *   /defer?MS    answers after MS; the event loop serves others meanwhile
  *
  * usage: server PORT FILE [-loop]
  */
@@ -35,6 +36,7 @@
 
 static const char *file;
 static volatile int accept_stall;
+static int event_loop;
 static volatile long sink;
 
 static long now_ms(void)
@@ -147,6 +149,33 @@ static void send_all(int fd, const char *p, long n)
 	}
 }
 
+/* What the event loop answers later. */
+static struct deferred {
+	int fd;
+	long due;
+} deferred[64];
+static int deferrals;
+
+/* Answers what is due; milliseconds until something is, or -1. */
+static int answer_deferred(void)
+{
+	const char *h = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+	long next = -1;
+
+	for (int i = 0; i < deferrals;) {
+		long left = deferred[i].due - now_ms();
+		if (left <= 0) {
+			send_all(deferred[i].fd, h, strlen(h));
+			deferred[i] = deferred[--deferrals];
+			continue;
+		}
+		if (next < 0 || left < next)
+			next = left;
+		i++;
+	}
+	return next;
+}
+
 /* Answers one request; 0 when the connection has ended. */
 static int answer(int fd)
 {
@@ -173,7 +202,11 @@ static int answer(int fd)
 			n += k;
 		}
 	}
-	delay(path, arg);
+	if (!strcmp(path, "/defer") && event_loop && deferrals < 64) {
+		deferred[deferrals++] = (struct deferred){ fd, now_ms() + arg };
+		return 1;
+	}
+	delay(strcmp(path, "/defer") ? path : "/sleep", arg);
 	if (!strcmp(path, "/accept"))
 		accept_stall = arg;
 	if (!strcmp(path, "/stream")) {
@@ -207,8 +240,9 @@ int main(int argc, char **argv)
 {
 	struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(atoi(argv[1])),
 				 .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int one = 1, s = socket(AF_INET, SOCK_STREAM, 0), loop = argc > 3;
+	int one = 1, s = socket(AF_INET, SOCK_STREAM, 0);
 
+	event_loop = argc > 3;
 	file = argv[2];
 	signal(SIGPIPE, SIG_IGN);
 	setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
@@ -218,7 +252,7 @@ int main(int argc, char **argv)
 	}
 	puts("ready");
 	fflush(stdout);
-	if (!loop)
+	if (!event_loop)
 		for (;;) {
 			pthread_t t;
 			if (accept_stall) {
@@ -233,7 +267,7 @@ int main(int argc, char **argv)
 	struct epoll_event e = { .events = EPOLLIN, .data.fd = s };
 	epoll_ctl(ep, EPOLL_CTL_ADD, s, &e);
 	for (;;) {
-		if (epoll_wait(ep, &e, 1, -1) != 1)
+		if (epoll_wait(ep, &e, 1, answer_deferred()) != 1)
 			continue;
 		if (e.data.fd == s) {
 			e.data.fd = accept(s, 0, 0);

@@ -193,7 +193,7 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.ReceiverEbpfllmRequestsLinked, err = builder.meter.Int64Counter(
 		"otelcol_receiver_ebpfllm_requests_linked",
-		metric.WithDescription("Requests by how they were tied to a trace. [Development]"),
+		metric.WithDescription("Requests by how they were tied to a trace, each counted once; that occurrences are shared does not change it. [Development]"),
 		metric.WithUnit("{requests}"),
 	)
 	errs = errors.Join(errs, err)

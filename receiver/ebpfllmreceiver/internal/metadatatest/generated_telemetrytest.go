@@ -88,7 +88,7 @@ func AssertEqualReceiverEbpfllmRecordsLost(t *testing.T, tt *componenttest.Telem
 func AssertEqualReceiverEbpfllmRequestsLinked(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_receiver_ebpfllm_requests_linked",
-		Description: "Requests by how they were tied to a trace. [Development]",
+		Description: "Requests by how they were tied to a trace, each counted once; that occurrences are shared does not change it. [Development]",
 		Unit:        "{requests}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,
