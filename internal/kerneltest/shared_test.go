@@ -104,7 +104,7 @@ func TestAStallOfAnEventLoopIsSharedByThoseInFlight(t *testing.T) {
 			path, _, _ := strings.Cut(f.path, "?")
 			require.Len(t, byPath["/defer"], 2)
 			require.Len(t, byPath[path], 1)
-			delayed := append(byPath["/defer"], byPath[path]...)
+			delayed := slices.Concat(byPath["/defer"], byPath[path])
 			if f.want == stage.Lock {
 				assertShared(t, w, all, f.want, delayed)
 				return
