@@ -16,7 +16,7 @@ export GOTOOLCHAIN ?= local
 export EBPFLLM_COLLECTOR := $(CURDIR)/$(DIST)
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-full generate generate-ocb test demo demo-llamacpp run bench lint fmt backends test-backends clean
+.PHONY: help build build-full generate generate-ocb test demo demo-llamacpp run bench bench-overhead lint fmt backends test-backends clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -59,7 +59,13 @@ run: build ## run the distribution with examples/quickstart/config.yaml
 bench: ## measure; writes out/bench.json
 	@mkdir -p out
 	go build -o out/servercost ./internal/servercost
-	cd internal/bench && go run . -out ../../out/bench.json -server-cost ../../out/servercost
+	cd internal/bench && go run . -out ../../out/bench.json -server-cost '../../out/servercost -out - -configs echo_all,echo_tcp -rounds 20'
+
+# e.g. make bench-overhead OVERHEADFLAGS='-configs bystander -rounds 80'
+bench-overhead: ## measure what being watched costs a server and its neighbours; writes out/overhead.json (as root, on an idle machine; needs gcc, npm)
+	@mkdir -p out
+	go build -o out/servercost ./internal/servercost
+	out/servercost $(OVERHEADFLAGS)
 
 lint: ## run golangci-lint
 	@for m in $(MODULES); do (cd $$m && go tool -modfile=$(CURDIR)/internal/tools/lint/go.mod golangci-lint run ./...) || failed=1; done; [ -z "$$failed" ]

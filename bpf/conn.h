@@ -12,6 +12,7 @@
 #define EBPFLLM_CONN_H
 
 #include "lane.h"
+#include "accept.h"
 
 #define AF_INET 2
 #define AF_INET6 10
@@ -80,13 +81,19 @@ static __always_inline __s64 conn_stopped(struct conn *c, __u64 now)
 	return s ? clock_read(s->clock, now) : 0;
 }
 
+/* The socket's exclusive stage, by precedence. */
+static __always_inline __u8 conn_stage(struct conn *c)
+{
+	return clock_running(c->send)	 ? STAGE_SEND_BUFFER :
+	       clock_running(c->qdisc)	 ? STAGE_QDISC :
+	       clock_running(c->receive) ? STAGE_RECEIVE_QUEUE :
+					   0;
+}
+
 /* Moves the socket to its present exclusive stage, charging the last one with what the lane waited in it. */
 static __always_inline void conn_settle(struct conn *c, struct lane *l, __u64 now)
 {
-	__u8 state = clock_running(c->send)	 ? STAGE_SEND_BUFFER :
-		     clock_running(c->qdisc)	 ? STAGE_QDISC :
-		     clock_running(c->receive) ? STAGE_RECEIVE_QUEUE :
-						 0;
+	__u8 state = conn_stage(c);
 	__s64 wait = l ? lane_read(l, STAGE_WAIT, now) : 0;
 	__s64 d = wait - c->lane_wait;
 
@@ -100,6 +107,13 @@ static __always_inline void conn_settle(struct conn *c, struct lane *l, __u64 no
 	}
 	c->socket_state = state;
 	c->lane_wait = wait;
+}
+
+/* The same, where nothing but the stage matters: as long as it stays, its charge can wait, and the lane is not looked up. */
+static __always_inline void conn_moved(struct conn *c, __u64 now)
+{
+	if (conn_stage(c) != c->socket_state)
+		conn_settle(c, conn_lane(c), now);
 }
 
 /* What the socket's stages have taken over from the lanes' waiting since the head was read. */
@@ -121,12 +135,10 @@ static __always_inline void conn_take_lane(struct conn *c, struct lane *l, __u64
 }
 
 /* A stretch of a socket stage ends: its record, where it is long enough. */
-static __noinline void conn_occurrence(struct conn *c, __u32 stage, __u64 start, __u64 end)
+static __noinline void conn_occurred(struct conn *c, __u32 stage, __u64 start, __u64 end)
 {
 	struct occurrence_record o = {};
 
-	if (!start || end < start || end - start < min_duration)
-		return;
 	o.r.kind = RECORD_OCCURRENCE;
 	o.r.cookie = c->cookie;
 	o.r.seq = c->seq;
@@ -139,6 +151,12 @@ static __noinline void conn_occurrence(struct conn *c, __u32 stage, __u64 start,
 	o.syscall = -1;
 	if (!send_up(&o, sizeof(o), LOST_OCCURRENCE))
 		c->lost = 1;
+}
+
+static __always_inline void conn_occurrence(struct conn *c, __u32 stage, __u64 start, __u64 end)
+{
+	if (start && end >= start && end - start >= min_duration)
+		conn_occurred(c, stage, start, end);
 }
 
 #endif

@@ -13,7 +13,7 @@
 static __always_inline void fault_begins(__u8 user)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct thread *t = thread_of(task);
 	struct lane *l;
 	__u64 now;
 
@@ -32,7 +32,7 @@ static __always_inline void fault_begins(__u8 user)
 
 static __always_inline void fault_ends(int major)
 {
-	struct thread *t = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
+	struct thread *t = thread_of(bpf_get_current_task_btf());
 	struct lane *l;
 	__u64 now, start;
 	__s64 spent;

@@ -21,11 +21,7 @@ static __always_inline int head_copy(struct head_buffer *h, const void *from, __
 {
 	if (n > HEAD_BYTES)
 		n = HEAD_BYTES;
-	if (bpf_probe_read_user(h->bytes, n, from))
-		return 0;
-	/* the scan looks at whole words */
-	*(__u64 *)(h->bytes + n) = 0;
-	return n;
+	return bpf_probe_read_user(h->bytes, n, from) ? 0 : n;
 }
 
 /* The bytes that the current system call has read: 0 where its buffer is not known. */
@@ -78,39 +74,52 @@ static __always_inline __u32 head_line(struct head_buffer *h, int n)
 struct scan {
 	struct head_buffer *h;
 	__u32 n;
-	__u32 last; /* the last four bytes so far */
-	__u32 end;  /* bytes up to and with the blank line, once found */
+	__u32 end; /* bytes up to and with the blank line, once found */
+	__u64 feeds, returns; /* in the word before: a bit for each line feed, each carriage return */
 };
 
-/* A line feed, perhaps a carriage return, and a line feed: a bare line feed ends a line for most parsers. */
-static __always_inline int blank_line(__u32 last)
+#define SCAN_WORDS 8 /* at a time: a call for each word would cost more than the word */
+
+/* The top bit of each byte of word that is equal to c. */
+static __always_inline __u64 equal(__u64 word, __u8 c)
 {
-	return (last & 0xffff) == 0x0a0a || (last & 0xffffff) == 0x0a0d0a;
+	const __u64 low = 0x7f7f7f7f7f7f7f7fULL;
+	__u64 x = word ^ 0x0101010101010101ULL * c;
+
+	return ~(((x & low) + low) | x | low);
 }
 
-/* One word of the search for the blank line. Only the last word, and those with a line feed, are looked at byte by byte. */
-static long scan_word(__u64 i, struct scan *s)
+/*
+ * A few words of the search for the blank line: a line feed, perhaps a carriage
+ * return, and a line feed, since a bare line feed ends a line for most parsers.
+ * What lies behind the bytes that were read is looked at and does not count.
+ */
+static long scan_words(__u64 i, struct scan *s)
 {
-	__u64 at = i * 8, word, x;
+	__u64 at = i * 8 * SCAN_WORDS, before = s->feeds, returns_before = s->returns;
 
-	if (at >= s->n || at >= HEAD_BYTES)
+	if (at >= s->n || at > HEAD_BYTES - 8 * SCAN_WORDS)
 		return 1;
-	word = *(__u64 *)(s->h->bytes + at);
-	x = word ^ 0x0a0a0a0a0a0a0a0aULL;
-	if (at + 8 <= s->n && !((x - 0x0101010101010101ULL) & ~x & 0x8080808080808080ULL)) {
-		s->last = __builtin_bswap32(word >> 32);
-		return 0;
-	}
 #pragma unroll
-	for (int j = 0; j < 8; j++) {
-		if (at + j >= s->n)
-			return 1;
-		s->last = s->last << 8 | (__u8)(word >> (8 * j));
-		if (blank_line(s->last)) {
-			s->end = at + j + 1;
+	for (int j = 0; j < SCAN_WORDS; j++) {
+		__u64 word = *(__u64 *)(s->h->bytes + at + 8 * j);
+		__u64 feeds = equal(word, '\n'), returns = equal(word, '\r');
+		/* whether the byte before is a line feed, or a carriage return after one */
+		__u64 ends = feeds & ((feeds << 8 | before >> 56) |
+				      ((returns << 8 | returns_before >> 56) & (feeds << 16 | before >> 48)));
+
+		if (ends) {
+			__u32 k = 0;
+			for (; k < 7 && !(ends >> (8 * k) & 0xff); k++)
+				;
+			s->end = at + 8 * j + k + 1;
 			return 1;
 		}
+		before = feeds;
+		returns_before = returns;
 	}
+	s->feeds = before;
+	s->returns = returns_before;
 	return 0;
 }
 
@@ -122,16 +131,20 @@ static long scan_word(__u64 i, struct scan *s)
 static __always_inline int head_scan(struct head_buffer *h, int have, int ret, __u32 *last, __u16 *total, __u32 limit)
 {
 	__u32 n = have > (int)limit ? limit : have;
-	struct scan s = { .h = h, .n = n, .last = *last };
+	/* the last four bytes that were read before, as the end of a word */
+	__u64 past = (__u64)__builtin_bswap32(*last) << 32;
+	struct scan s = { .h = h, .n = n, .feeds = equal(past, '\n'), .returns = equal(past, '\r') };
 
-	bpf_loop(HEAD_BYTES / 8, scan_word, &s, 0);
+	bpf_loop(HEAD_BYTES / (8 * SCAN_WORDS), scan_words, &s, 0);
 	if (s.end && s.end <= n) {
 		h->head.len = s.end;
 		h->head.flags |= HEAD_COMPLETE;
 		return 1;
 	}
 	h->head.len = n;
-	*last = s.last;
+	for (__u32 i = 4; i > 0; i--) /* bounded by the size of last */
+		if (n >= i && n - i < HEAD_BYTES)
+			*last = *last << 8 | h->bytes[n - i];
 	*total += n;
 	if (n < ret || *total >= limit) {
 		h->head.flags |= HEAD_TRUNCATED;

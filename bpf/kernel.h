@@ -65,6 +65,7 @@ struct fdtable {
 struct files_struct {
 	struct fdtable *fdt;
 };
+struct bpf_local_storage;
 struct signal_struct {
 	struct {
 		int counter;
@@ -79,6 +80,7 @@ struct task_struct {
 	struct sched_entity se;
 	struct files_struct *files;
 	struct signal_struct *signal;
+	struct bpf_local_storage *bpf_storage;
 	struct thread_struct thread;
 };
 
@@ -107,8 +109,11 @@ struct sock_common {
 	struct in6_addr skc_v6_daddr;
 	struct in6_addr skc_v6_rcv_saddr;
 };
+struct socket;
 struct sock {
 	struct sock_common __sk_common;
+	struct socket *sk_socket;
+	struct bpf_local_storage *sk_bpf_storage;
 };
 struct tcp_sock {
 	__u32 rcv_nxt;

@@ -56,7 +56,8 @@ type KernelConn struct {
 	Counted       uint8
 	NoArrival     uint8
 	HeadAlone     uint8
-	Pad1          [2]uint8
+	Slot          uint8
+	Pad1          [1]uint8
 	_             [2]byte
 	Sending       uint32
 	HeadLast      uint32
@@ -123,13 +124,14 @@ const (
 	KernelCounterFULL_SOCKETS       KernelCounter = 8
 	KernelCounterFULL_PORTS         KernelCounter = 9
 	KernelCounterHEADS_UNREADABLE   KernelCounter = 10
-	KernelCounterCOUNTERS           KernelCounter = 11
+	KernelCounterACCEPTS_LOOSE      KernelCounter = 11
+	KernelCounterCOUNTERS           KernelCounter = 12
 )
 
 type KernelHeadBuffer struct {
 	_     structs.HostLayout
 	Head  KernelHeadRecord
-	Bytes [4104]uint8
+	Bytes [4096]uint8
 }
 
 type KernelHeadFlags uint32
@@ -209,6 +211,13 @@ type KernelOccurrenceRecord struct {
 	Syscall  int32
 	Flags    uint32
 	Pad      uint32
+}
+
+type KernelPending struct {
+	_          structs.HostLayout
+	Sk         uint64
+	Unaccepted uint64
+	Woken      uint64
 }
 
 type KernelPortKey struct {
@@ -369,7 +378,6 @@ const (
 	KernelMapRing                 = "ring"
 	KernelMapStops                = "stops"
 	KernelMapThreads              = "threads"
-	KernelProgAcceptExit          = "accept_exit"
 	KernelProgContentionBegin     = "contention_begin"
 	KernelProgContentionEnd       = "contention_end"
 	KernelProgDataReady           = "data_ready"
@@ -398,6 +406,9 @@ const (
 	KernelVarMinDuration          = "min_duration"
 	KernelVarOccurrenceFlagsType  = "occurrence_flags_type"
 	KernelVarOccurrenceRecordType = "occurrence_record_type"
+	KernelVarPending              = "pending"
+	KernelVarPendingNext          = "pending_next"
+	KernelVarPendingSlots         = "pending_slots"
 	KernelVarProcessFlagsType     = "process_flags_type"
 	KernelVarProcessRecordType    = "process_record_type"
 	KernelVarProgressFlagsType    = "progress_flags_type"
@@ -448,7 +459,6 @@ type KernelSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelProgramSpecs struct {
-	AcceptExit      *ebpf.ProgramSpec `ebpf:"accept_exit"`
 	ContentionBegin *ebpf.ProgramSpec `ebpf:"contention_begin"`
 	ContentionEnd   *ebpf.ProgramSpec `ebpf:"contention_end"`
 	DataReady       *ebpf.ProgramSpec `ebpf:"data_ready"`
@@ -499,6 +509,9 @@ type KernelVariableSpecs struct {
 	MinDuration          *ebpf.VariableSpec `ebpf:"min_duration"`
 	OccurrenceFlagsType  *ebpf.VariableSpec `ebpf:"occurrence_flags_type"`
 	OccurrenceRecordType *ebpf.VariableSpec `ebpf:"occurrence_record_type"`
+	Pending              *ebpf.VariableSpec `ebpf:"pending"`
+	PendingNext          *ebpf.VariableSpec `ebpf:"pending_next"`
+	PendingSlots         *ebpf.VariableSpec `ebpf:"pending_slots"`
 	ProcessFlagsType     *ebpf.VariableSpec `ebpf:"process_flags_type"`
 	ProcessRecordType    *ebpf.VariableSpec `ebpf:"process_record_type"`
 	ProgressFlagsType    *ebpf.VariableSpec `ebpf:"progress_flags_type"`
@@ -567,6 +580,9 @@ type KernelVariables struct {
 	MinDuration          *ebpf.Variable `ebpf:"min_duration"`
 	OccurrenceFlagsType  *ebpf.Variable `ebpf:"occurrence_flags_type"`
 	OccurrenceRecordType *ebpf.Variable `ebpf:"occurrence_record_type"`
+	Pending              *ebpf.Variable `ebpf:"pending"`
+	PendingNext          *ebpf.Variable `ebpf:"pending_next"`
+	PendingSlots         *ebpf.Variable `ebpf:"pending_slots"`
 	ProcessFlagsType     *ebpf.Variable `ebpf:"process_flags_type"`
 	ProcessRecordType    *ebpf.Variable `ebpf:"process_record_type"`
 	ProgressFlagsType    *ebpf.Variable `ebpf:"progress_flags_type"`
@@ -579,7 +595,6 @@ type KernelVariables struct {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelPrograms struct {
-	AcceptExit      *ebpf.Program `ebpf:"accept_exit"`
 	ContentionBegin *ebpf.Program `ebpf:"contention_begin"`
 	ContentionEnd   *ebpf.Program `ebpf:"contention_end"`
 	DataReady       *ebpf.Program `ebpf:"data_ready"`
@@ -603,7 +618,6 @@ type KernelPrograms struct {
 
 func (p *KernelPrograms) Close() error {
 	return _KernelClose(
-		p.AcceptExit,
 		p.ContentionBegin,
 		p.ContentionEnd,
 		p.DataReady,

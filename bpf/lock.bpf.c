@@ -8,7 +8,7 @@
 
 static __always_inline void contended(__u8 is)
 {
-	struct thread *t = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
+	struct thread *t = thread_of(bpf_get_current_task_btf());
 
 	if (t)
 		t->contended = is;

@@ -2,6 +2,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR MIT) */
 /* Which threads are tracked: targets and their process trees as they come and go. Kernels: all above the floor. */
 #include "lane.h"
+#include "accept.h"
 
 static __always_inline void process_record(__u32 kind, __u32 pid, __u32 parent, __u32 netns, __u32 port)
 {
@@ -26,11 +27,14 @@ static __always_inline void thread_init(struct thread *t, __u32 tgid, __u32 tid,
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(process_fork, struct task_struct *parent, struct task_struct *child)
 {
-	struct thread *p = bpf_task_storage_get(&threads, parent, 0, 0), *t;
+	struct thread *p = thread_of(parent), *t;
 	__u32 tgid;
 
 	if (!p)
 		return 0;
+	/* a thread for each connection: it was accepted just now */
+	if (pending_slots)
+		accept_look(bpf_ktime_get_ns(), 0);
 	t = bpf_task_storage_get(&threads, child, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!t) {
 		count(FULL_THREADS);
@@ -50,7 +54,7 @@ int BPF_PROG(process_fork, struct task_struct *parent, struct task_struct *child
 SEC("tp_btf/sched_process_exec")
 int BPF_PROG(process_exec, struct task_struct *task, int old_pid)
 {
-	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct thread *t = thread_of(task);
 
 	if (t) {
 		/* a new program: no longer Go until user space has looked */
@@ -68,7 +72,7 @@ int BPF_PROG(process_exec, struct task_struct *task, int old_pid)
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(process_exit, struct task_struct *task)
 {
-	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct thread *t = thread_of(task);
 	struct lane_key key = {};
 	__u32 tgid;
 

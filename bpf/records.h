@@ -127,6 +127,7 @@ enum counter {
 	FULL_SOCKETS,
 	FULL_PORTS,
 	HEADS_UNREADABLE,
+	ACCEPTS_LOOSE, /* accepts whose time is known to no better than a millisecond */
 	COUNTERS,
 };
 

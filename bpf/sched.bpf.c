@@ -9,6 +9,7 @@
  * here: creating it would allocate under the run-queue lock.
  */
 #include "lane.h"
+#include "accept.h"
 #include "syscalls_x86.h"
 
 #define TASK_STOPPED 0x4
@@ -146,14 +147,12 @@ static __always_inline void remember(struct thread *t, __u32 stage, __u64 from, 
 	t->next++;
 }
 
-static __always_inline void switched_out(struct task_struct *prev, int preempted, __u64 now)
+static __always_inline void switched_out(struct thread *t, struct task_struct *prev, int preempted, __u64 now)
 {
-	struct thread *t = bpf_task_storage_get(&threads, prev, 0, 0);
 	struct lane *l;
 	__u32 class;
 
-	if (!t)
-		return;
+	accept_look(now, 0);
 	l = lane_sync(t, owner_of(t, prev), now);
 	class = class_of(t, prev, preempted);
 	t->class = class;
@@ -169,15 +168,26 @@ static __always_inline void switched_out(struct task_struct *prev, int preempted
 		lane_to(l, class, now);
 }
 
-static __always_inline void switched_in(struct task_struct *next, __u64 now)
+/* Was it woken because there is something to accept, or for another of its descriptors? */
+static __always_inline __u32 woken_to_accept(struct thread *t)
 {
-	struct thread *t = bpf_task_storage_get(&threads, next, 0, 0);
+	switch (t->class == STAGE_WAIT ? t->syscall : -1) {
+	case NR_accept: case NR_accept4: case NR_epoll_wait: case NR_epoll_pwait: case NR_epoll_pwait2:
+	case NR_poll: case NR_ppoll: case NR_select: case NR_pselect6: case NR_io_uring_enter:
+		return 1;
+	}
+	return 0;
+}
+
+static __always_inline void switched_in(struct thread *t, __u64 now)
+{
 	__s64 waited = 0, throttled = 0;
 	__u64 from;
 	struct lane *l;
 
-	if (!t || !t->off)
+	if (!t->off)
 		return;
+	accept_look(now, woken_to_accept(t));
 	t->off = 0;
 	t->seen = now;
 	l = lane_of(t, t->owner);
@@ -221,10 +231,16 @@ static __always_inline void switched_in(struct task_struct *next, __u64 now)
 SEC("tp_btf/sched_switch")
 int BPF_PROG(sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
-	__u64 now = bpf_ktime_get_ns();
+	struct thread *t = thread_of(prev);
+	__u64 now = 0;
 
-	switched_out(prev, preempt, now);
-	switched_in(next, now);
+	if (t) {
+		now = bpf_ktime_get_ns();
+		switched_out(t, prev, preempt, now);
+	}
+	t = thread_of(next);
+	if (t)
+		switched_in(t, now ? now : bpf_ktime_get_ns());
 	return 0;
 }
 
@@ -232,7 +248,7 @@ int BPF_PROG(sched_switch, bool preempt, struct task_struct *prev, struct task_s
 SEC("tp_btf/sched_waking")
 int BPF_PROG(sched_waking, struct task_struct *task)
 {
-	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct thread *t = thread_of(task);
 	struct lane *l;
 	__u64 now, since;
 

@@ -111,7 +111,8 @@ struct conn {
 	__u8 counted;	   /* it is one of MAX_CONNS */
 	__u8 no_arrival;
 	__u8 head_alone;   /* the present send call is given the response's head, or part of it, and nothing else */
-	__u8 pad1[2];
+	__u8 slot;	   /* in pending while it waits to be accepted, from 1; 0 none */
+	__u8 pad1[1];
 	__u32 sending;	 /* inside a send call */
 	__u32 head_last; /* last four bytes of the head so far */
 	__u16 head_bytes;
@@ -214,9 +215,24 @@ struct {
 __u64 conns_open = 0;
 
 /*
- * Connections between handshake and first read, by socket address, since the
- * socket that accept(2) returns is reached by a walk, and socket storage takes
- * no walked pointer. 8192: a full accept queue of 4096 twice; LRU, so that a
+ * Connections that wait to be accepted (accept.h). 64, a bit each in
+ * pending_slots: one that finds no place takes another's, which then counts as
+ * accepted when it is first read.
+ */
+#define PENDING 64
+struct pending {
+	__u64 sk;	  /* 0: free, or about to be */
+	__u64 unaccepted; /* when it was last seen to wait */
+	__u64 woken;	  /* that was a thread coming back from waiting for its descriptors */
+};
+struct pending pending[PENDING];
+__u64 pending_slots = 0;
+__u32 pending_next = 0;
+
+/*
+ * Connections between handshake and first read, by socket address, since a
+ * waiting one is known by its address only, and socket storage takes no such
+ * pointer. 8192: a full accept queue of 4096 twice; LRU, so that a
  * socket that is never read cannot hold a place.
  */
 struct arrival {
@@ -236,7 +252,7 @@ struct {
 /* Scratch for a head record; one entry for requests, one for responses, which may nest on a CPU. */
 struct head_buffer {
 	struct head_record head;
-	__u8 bytes[HEAD_BYTES + 8]; /* 8: room to clear past the end */
+	__u8 bytes[HEAD_BYTES];
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -257,6 +273,20 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } counters SEC(".maps");
+
+/*
+ * Nearly all tasks and sockets of a host have no storage at all: to see that
+ * takes one load, and a helper's call less for each of them.
+ */
+static __always_inline struct thread *thread_of(struct task_struct *task)
+{
+	return task->bpf_storage ? bpf_task_storage_get(&threads, task, 0, 0) : 0;
+}
+
+static __always_inline struct conn *conn_of(struct sock *sk)
+{
+	return sk->sk_bpf_storage ? bpf_sk_storage_get(&conns, sk, 0, 0) : 0;
+}
 
 static __always_inline void count(__u32 counter)
 {

@@ -11,31 +11,6 @@
 
 #define MSG_PEEK 2
 
-/* accept(2) returned a connection: the end of accept_queue. The number is checked first: every process passes here. */
-SEC("tp_btf/sys_exit")
-int BPF_PROG(accept_exit, struct pt_regs *regs, long ret)
-{
-	long nr = regs->orig_ax;
-	struct socket *socket;
-	struct arrival *a;
-	struct file *file;
-	__u64 key;
-
-	if ((nr != NR_accept4 && nr != NR_accept) || ret < 0)
-		return 0;
-	if (!bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0))
-		return 0;
-	file = file_of(bpf_get_current_task_btf(), ret);
-	if (!file)
-		return 0;
-	socket = BPF_CORE_READ(file, private_data);
-	key = (__u64)BPF_CORE_READ(socket, sk);
-	a = bpf_map_lookup_elem(&arrivals, &key);
-	if (a)
-		a->accepted = bpf_ktime_get_ns();
-	return 0;
-}
-
 /* Bytes can be read. 6.3+: (sk) */
 SEC("tp_btf/sk_data_ready")
 int BPF_PROG(data_ready, struct sock *sk)
@@ -49,7 +24,7 @@ int BPF_PROG(data_ready, struct sock *sk)
 
 	if (state != TCP_ESTABLISHED && state != TCP_CLOSE_WAIT)
 		return 0;
-	c = bpf_sk_storage_get(&conns, sk, 0, 0);
+	c = conn_of(sk);
 	if (!c)
 		return 0;
 	tp = bpf_skc_to_tcp_sock(sk);
@@ -59,12 +34,13 @@ int BPF_PROG(data_ready, struct sock *sk)
 	unread = tp->rcv_nxt - tp->copied_seq;
 	if (unread <= (state == TCP_CLOSE_WAIT ? 1 : 0))
 		return 0;
-	now = bpf_ktime_get_ns();
 	if (c->state == CONN_ACTIVE && c->responding) {
 		if (!c->next_start)
-			c->next_start = now;
+			c->next_start = bpf_ktime_get_ns();
 		return 0;
 	}
+	now = bpf_ktime_get_ns();
+	accept_look(now, 0);
 	if (c->state == CONN_IDLE && !c->start)
 		c->start = now;
 	if (c->state == CONN_ACTIVE) {
@@ -87,7 +63,7 @@ int BPF_PROG(data_ready, struct sock *sk)
 		c->receive_since = now;
 	}
 	if (c->state == CONN_ACTIVE)
-		conn_settle(c, conn_lane(c), now);
+		conn_moved(c, now);
 	return 0;
 }
 
@@ -112,7 +88,7 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 	rest = before - accept;
 	/* when the reader was kept from a CPU, or stopped, that is why the bytes lay there; else it was busy */
 	from = c->start + accept;
-	for (int i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+	for (int i = 0; i < RECENT && t->recent[(t->next - 1) % RECENT].to > from; i++) { /* bounded by what a thread remembers */
 		struct stretch *s = &t->recent[i];
 		__u64 a = s->from > from ? s->from : from, b = s->to < now ? s->to : now;
 		__s64 d = b - a;
@@ -217,19 +193,19 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 	struct thread *t;
 	struct conn *c;
 	struct lane *l;
-	__u64 now, owner, arrival_key = (__u64)sk;
+	__u64 now, owner;
 	__u32 unread, continued = 0;
 	int head, complete;
 
 	if (ret <= 0 || flags & MSG_PEEK)
 		return 0;
-	t = bpf_task_storage_get(&threads, task, 0, 0);
+	t = thread_of(task);
 	if (!t)
 		return 0;
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		return 0;
-	c = bpf_sk_storage_get(&conns, sk, 0, 0);
+	c = conn_of(sk);
 	if (!c) {
 		/* a connection older than the receiver; not one that this process opened to somebody else */
 		if (!port_tracked(sk))
@@ -239,6 +215,7 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 			return 0;
 	}
 	now = bpf_ktime_get_ns();
+	accept_look(now, 0);
 	h = head_buffer(0);
 	if (!h)
 		return 0;
@@ -263,12 +240,7 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 		}
 		request_reset(c, c->next_start ? c->next_start : now);
 	} else if (c->state == CONN_IDLE) {
-		struct arrival *a = bpf_map_lookup_elem(&arrivals, &arrival_key);
-		if (a) {
-			if (a->cookie == c->cookie)
-				c->accepted = a->accepted;
-			bpf_map_delete_elem(&arrivals, &arrival_key);
-		}
+		c->accepted = accept_read(sk, c, now);
 		__u64 start = c->start;
 		request_reset(c, start ? start : now);
 		c->no_arrival = !start;
@@ -330,6 +302,6 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 		}
 	}
 	if (c->state == CONN_ACTIVE)
-		conn_settle(c, conn_lane(c), now);
+		conn_moved(c, now);
 	return 0;
 }

@@ -62,8 +62,25 @@ static __always_inline int ends_chunked(struct msghdr *msg)
 	       tail[5] == '\r' && tail[6] == '\n';
 }
 
-/* Whether this send begins or continues the response's head; sends up what of it there is. */
-static __always_inline void response_head(struct conn *c, struct msghdr *msg, __u64 now)
+/* The same of a whole message of n bytes, which the buffer holds. */
+static __always_inline int ends_chunked_copied(struct head_buffer *h, __u32 n)
+{
+	__u8 *tail;
+
+	if (n == 5)
+		return *(__u32 *)h->bytes == 0x0d0a0d30 && h->bytes[4] == '\n';
+	if (n < 7 || n > RESPONSE_BYTES)
+		return 0;
+	tail = h->bytes + (n - 7);
+	return tail[6] == '\n' && tail[5] == '\r' && tail[4] == '\n' && tail[3] == '\r' && tail[2] == '0' &&
+	       tail[1] == '\n' && tail[0] == '\r';
+}
+
+/*
+ * Whether this send begins or continues the response's head; sends up what of it
+ * there is. Returns how many bytes the message has, if head_buffer(1) holds it all.
+ */
+static __always_inline __u32 response_head(struct conn *c, struct msghdr *msg, __u64 now)
 {
 	struct head_buffer *h = head_buffer(1);
 	void *base = 0;
@@ -71,7 +88,7 @@ static __always_inline void response_head(struct conn *c, struct msghdr *msg, __
 	int complete;
 
 	if (!h)
-		return;
+		return 0;
 	h->head.flags = c->responding ? HEAD_CONTINUED : 0;
 	h->head.len = 0;
 	if (n > RESPONSE_BYTES)
@@ -84,7 +101,7 @@ static __always_inline void response_head(struct conn *c, struct msghdr *msg, __
 		/* "HTTP/1.1 1xx": the final response is still to come, unless the protocol is switched (101) */
 		if (!c->responding && n >= 12 && h->bytes[0] == 'H' && h->bytes[4] == '/' && h->bytes[8] == ' ' &&
 		    h->bytes[9] == '1' && !(h->bytes[10] == '0' && h->bytes[11] == '1'))
-			return;
+			return 0;
 		complete = head_scan(h, n, n, &c->head_last, &c->response_bytes, RESPONSE_BYTES);
 	}
 	c->responding = 1;
@@ -98,6 +115,7 @@ static __always_inline void response_head(struct conn *c, struct msghdr *msg, __
 	h->head.tid = c->tid;
 	if (!head_send_up(h, LOST_RESPONSE_HEAD))
 		c->lost = 1;
+	return h->head.flags & HEAD_UNREADABLE || n != msg->msg_iter.count ? 0 : n;
 }
 
 /*
@@ -107,10 +125,14 @@ static __always_inline void response_head(struct conn *c, struct msghdr *msg, __
  */
 static __always_inline struct lane *follow_sender(struct conn *c, struct task_struct *task, __u64 now)
 {
-	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct thread *t;
 	struct lane *l;
 	__u64 owner;
 
+	/* who read sends: mostly, and a thread's lane is always its own */
+	if (c->lane.id == (__u32)task->pid && !c->lane.goroutine)
+		return conn_lane(c);
+	t = thread_of(task);
 	if (!t)
 		return conn_lane(c);
 	owner = owner_of(t, task);
@@ -134,10 +156,11 @@ static __always_inline struct lane *follow_sender(struct conn *c, struct task_st
 SEC("tp_btf/tcp_sendmsg_locked")
 int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 {
-	struct conn *c = bpf_sk_storage_get(&conns, sk, 0, 0);
+	struct conn *c = conn_of(sk);
 	struct tcp_sock *tp;
 	struct lane *l;
 	__u64 now;
+	__u32 copied = 0;
 
 	if (!c || c->sending || c->state != CONN_ACTIVE)
 		return 0;
@@ -150,9 +173,14 @@ int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 		c->head_last = 0;
 	c->head_alone = 0;
 	if (!c->responding || c->response_open)
-		response_head(c, msg, now);
+		copied = response_head(c, msg, now);
 	l = follow_sender(c, bpf_get_current_task_btf(), now);
-	c->last_chunk = ends_chunked(msg);
+	if (copied) {
+		struct head_buffer *h = head_buffer(1);
+		c->last_chunk = h && ends_chunked_copied(h, copied);
+	} else {
+		c->last_chunk = ends_chunked(msg);
+	}
 	c->send_size = msg->msg_iter.count;
 	if (!c->sequenced) {
 		c->handed = c->transmitted = tp->write_seq;
@@ -232,12 +260,10 @@ SEC("tp_btf/sock_send_length")
 int BPF_PROG(send_length, struct sock *sk, int ret)
 {
 	struct conn *c;
-	struct lane *l;
 	__u64 now;
+	int all;
 
-	if (sk->__sk_common.skc_family != AF_INET && sk->__sk_common.skc_family != AF_INET6)
-		return 0;
-	c = bpf_sk_storage_get(&conns, sk, 0, 0);
+	c = conn_of(sk);
 	if (!c || !c->sending)
 		return 0;
 	/*
@@ -245,7 +271,6 @@ int BPF_PROG(send_length, struct sock *sk, int ret)
 	 * the other way round: both exchanges are full barriers, so that one of the two sees the end.
 	 */
 	__sync_lock_test_and_set(&c->sending, 0);
-	now = bpf_ktime_get_ns();
 	if (ret > 0 && c->responding) {
 		c->sent += ret;
 		c->writes++;
@@ -254,16 +279,19 @@ int BPF_PROG(send_length, struct sock *sk, int ret)
 		if (!c->head_alone && (!c->last_chunk || ret > 5))
 			c->chunks++;
 	}
-	if (c->handed == BPF_CORE_READ((struct tcp_sock *)sk, write_seq)) {
+	all = c->handed == BPF_CORE_READ((struct tcp_sock *)sk, write_seq);
+	/* mostly the last byte has left within the call: that is when the request is read, and not the time since */
+	now = all && ret > 0 && c->transmitted_at && !clock_running(c->qdisc) ? c->transmitted_at : bpf_ktime_get_ns();
+	accept_look(now, 0);
+	if (all) {
 		clock_stop(&c->send, c->handed_at ? c->handed_at : now);
 		conn_occurrence(c, STAGE_SEND_BUFFER, c->send_since, c->handed_at);
 		c->send_since = 0;
 	}
-	l = conn_lane(c);
 	if (!clock_running(c->send) && !clock_running(c->qdisc) && c->writes != c->reported)
-		progress(c, l, c->transmitted_at ? c->transmitted_at : now, now);
+		progress(c, conn_lane(c), c->transmitted_at ? c->transmitted_at : now, now);
 	else
-		conn_settle(c, l, now);
+		conn_moved(c, now);
 	return 0;
 }
 
@@ -273,13 +301,11 @@ static __always_inline struct conn *conn_of_skb(struct sk_buff *skb, struct sock
 	struct conn *c;
 	__u8 *th, h[14], state;
 
-	if (sk->__sk_common.skc_family != AF_INET && sk->__sk_common.skc_family != AF_INET6)
-		return 0;
 	/* request and time-wait sockets are no full sockets */
 	state = sk->__sk_common.skc_state;
 	if (state == TCP_NEW_SYN_RECV || state == TCP_TIME_WAIT)
 		return 0;
-	c = bpf_sk_storage_get(&conns, sk, 0, 0);
+	c = conn_of(sk);
 	if (!c || !c->sequenced)
 		return 0;
 	th = skb->head + skb->transport_header;
@@ -317,7 +343,7 @@ int BPF_PROG(dev_queue, struct sk_buff *skb)
 		conn_occurrence(c, STAGE_SEND_BUFFER, c->send_since, now);
 		c->send_since = 0;
 	}
-	conn_settle(c, conn_lane(c), now);
+	conn_moved(c, now);
 	return 0;
 }
 
@@ -327,7 +353,6 @@ int BPF_PROG(dev_xmit, struct sk_buff *skb)
 {
 	struct sock *sk = skb->sk;
 	struct conn *c;
-	struct lane *l;
 	__u32 end = 0;
 	__u64 now;
 
@@ -346,10 +371,9 @@ int BPF_PROG(dev_xmit, struct sk_buff *skb)
 	clock_stop(&c->qdisc, now);
 	conn_occurrence(c, STAGE_QDISC, c->qdisc_since, now);
 	c->qdisc_since = 0;
-	l = conn_lane(c);
 	if (!clock_running(c->send) && !c->sending && c->writes != c->reported)
-		progress(c, l, now, now);
+		progress(c, conn_lane(c), now, now);
 	else
-		conn_settle(c, l, now);
+		conn_moved(c, now);
 	return 0;
 }

@@ -23,7 +23,7 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 		struct task_struct *task = bpf_get_current_task_btf();
 		struct port_key key = port_of(sk);
 		__u32 pid = task->tgid;
-		if (bpf_task_storage_get(&threads, task, 0, 0) && bpf_map_update_elem(&ports, &key, &pid, BPF_ANY))
+		if (thread_of(task) && bpf_map_update_elem(&ports, &key, &pid, BPF_ANY))
 			count(FULL_PORTS);
 		process_record(RECORD_LISTEN, pid, 0, key.netns, key.port);
 		return 0;
@@ -46,13 +46,17 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 		c->established = bpf_ktime_get_ns();
 		a.cookie = c->cookie;
 		bpf_map_update_elem(&arrivals, &key, &a, BPF_ANY);
+		accept_look(c->established, 0);
+		c->slot = accept_waits(sk, c->established);
 		return 0;
 	}
 	if (new_state != TCP_FIN_WAIT1 && new_state != TCP_LAST_ACK && new_state != TCP_CLOSE)
 		return 0;
-	c = bpf_sk_storage_get(&conns, sk, 0, 0);
+	c = conn_of(sk);
 	if (!c)
 		return 0;
+	accept_forget(sk, c->slot);
+	c->slot = 0;
 	if (new_state == TCP_CLOSE && c->counted) {
 		c->counted = 0;
 		__sync_fetch_and_sub(&conns_open, 1);

@@ -29,12 +29,17 @@ func TestServerCommandsRowsAreTakenIn(t *testing.T) {
 		t.Skip("the command is only run as root")
 	}
 	var rep report
-	require.NoError(t, measureServer(t.Context(), &rep, `echo '{"rows":[{"name":"n","subject":"s","value":2.5,"unit":"us"}],"more":1}'`))
-	assert.Equal(t, []row{{Name: "n", Subject: "s", Value: 2.5, Unit: "us"}}, rep.Rows)
-	assert.JSONEq(t, `{"rows":[{"name":"n","subject":"s","value":2.5,"unit":"us"}],"more":1}`, string(rep.ServerCost))
+	const printed = `{"configs":[{"name":"n","cpu_ratio_median":1.25,"cpu_us_per_request_on":2.5}],"more":1}`
+	require.NoError(t, measureServer(t.Context(), &rep, "echo '"+printed+"'"))
+	require.Len(t, rep.Rows, 1)
+	r := rep.Rows[0]
+	assert.Equal(t, "server's CPU per request, n", r.Name)
+	assert.InDelta(t, 2.5, r.Value, 0)
+	assert.InDelta(t, 0.8, r.Ratio, 1e-9, "1.25 times worse")
+	assert.JSONEq(t, printed, string(rep.ServerCost))
 	assert.Empty(t, rep.LeftOut)
 
-	for _, command := range []string{"exit 3", "echo hello", "true"} {
+	for _, command := range []string{"exit 3", "echo hello", "echo {}", "true"} {
 		rep := report{}
 		require.Error(t, measureServer(t.Context(), &rep, command), command)
 		assert.Empty(t, rep.Rows)

@@ -114,11 +114,11 @@ func switches(t *testing.T, w *watch) uint64 {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	require.NoError(t, err)
 	defer stats.Close()
-	before := w.probe.Runs()["sched_switch"]
+	before := w.probe.Runs()["sched_switch"].Count
 	for range 20 {
 		<-time.After(time.Millisecond)
 	}
-	return w.probe.Runs()["sched_switch"] - before
+	return w.probe.Runs()["sched_switch"].Count - before
 }
 
 func TestHotHooksAreDetachedWithoutATarget(t *testing.T) {

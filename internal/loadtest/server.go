@@ -91,6 +91,13 @@ func buildLlamaCPP(ctx context.Context) (program, error) {
 	return p, command(ctx, p.path, "-generate", "-model", p.weights)
 }
 
+// BuildLlamaCPP makes examples/llamacpp, its libraries and its model ready, and
+// returns how to start it.
+func BuildLlamaCPP(ctx context.Context) (path string, args []string, err error) {
+	p, err := buildLlamaCPP(ctx)
+	return p.path, p.args, err
+}
+
 // command runs a command to its end; its output is part of the error.
 func command(ctx context.Context, name string, args ...string) error {
 	if output, err := exec.CommandContext(ctx, name, args...).CombinedOutput(); err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"time"
 
 	"github.com/ebpfllm/ebpfllm/bpf"
 )
@@ -74,18 +75,24 @@ func (p *Probe) Counters() (Counters, error) {
 	return c, nil
 }
 
-// Runs tells how often each program has run, while the kernel counts it
+// Runs is how often a program has run, and for how long in all.
+type Runs struct {
+	Count uint64
+	Time  time.Duration
+}
+
+// Runs tells of each program, while the kernel counts
 // (kernel.bpf_stats_enabled, or ebpf.EnableStats).
-func (p *Probe) Runs() map[string]uint64 {
+func (p *Probe) Runs() map[string]Runs {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	runs := map[string]uint64{}
+	runs := map[string]Runs{}
 	if p.closed {
 		return runs
 	}
 	for name, program := range p.objects.Programs {
 		if s, err := program.Stats(); err == nil {
-			runs[name] = s.RunCount
+			runs[name] = Runs{s.RunCount, s.Runtime}
 		}
 	}
 	return runs
