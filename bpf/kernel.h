@@ -111,6 +111,12 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 };
+struct minmax_sample {
+	__u32 v;
+};
+struct minmax {
+	struct minmax_sample s[3];
+};
 struct tcp_sock {
 	__u32 rcv_nxt;
 	__u32 copied_seq;
@@ -119,6 +125,7 @@ struct tcp_sock {
 	__u32 snd_nxt;
 	__u32 srtt_us;
 	__u32 rttvar_us;
+	struct minmax rtt_min;
 };
 struct tcp_skb_cb {
 	__u32 seq;

@@ -99,6 +99,7 @@ type KernelConn struct {
 	Retransmits     uint32
 	Pad3            uint32
 	RetransmitSince uint64
+	ResentAt        uint64
 	Marks           [8]struct {
 		_    structs.HostLayout
 		At   uint64

@@ -50,6 +50,7 @@ int BPF_PROG(tcp_retransmit, struct sock *sk, struct sk_buff *skb)
 		return 0; /* the response before */
 	now = bpf_ktime_get_ns();
 	c->retransmits++;
+	c->resent_at = now;
 	if (c->losing) {
 		if ((__s32)(end - c->lost_until) > 0)
 			c->lost_until = end;
@@ -94,6 +95,6 @@ int BPF_PROG(tcp_ack, struct sock *sk, struct sk_buff *skb)
 	ack = BPF_CORE_READ(cb_of(skb), ack_seq);
 	if ((__s32)(ack - c->lost_until) < 0 || (__s32)(ack - BPF_CORE_READ((struct tcp_sock *)sk, snd_nxt)) > 0)
 		return 0;
-	retransmit_ends(c, bpf_ktime_get_ns(), RETRANSMIT_ACKED);
+	retransmit_ends(c, sk, bpf_ktime_get_ns(), RETRANSMIT_ACKED);
 	return 0;
 }

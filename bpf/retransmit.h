@@ -8,6 +8,8 @@
 
 #include "conn.h"
 
+#define DELAYED_ACK_US 40000 /* TCP_DELACK_MIN of Linux; others wait for 25 to 200 ms */
+
 /* A segment of the response is sent for the first time. */
 static __always_inline void sent_first(struct conn *c, __u32 end, __u64 now)
 {
@@ -54,16 +56,37 @@ static __always_inline void retransmit_record(struct conn *c, __u64 now, __u32 f
 		c->lost = 1;
 }
 
-/* Nothing that was sent again is outstanding any more. */
-static __always_inline void retransmit_ends(struct conn *c, __u64 now, __u32 flags)
+/*
+ * When the client had what was sent again, given the time of its ACK. That may come late, since a receiver may wait
+ * for more before it acknowledges, but no later than a round trip after the last sending was it due. The round
+ * trip is the kernel's smoothed one, less the delay that such ACKs add to it, or its least.
+ */
+static __always_inline __u64 ack_due(struct conn *c, struct sock *sk, __u64 now)
 {
-	clock_stop(&c->retransmit, now);
+	struct tcp_sock *tp = (struct tcp_sock *)sk;
+	__u32 least = BPF_CORE_READ(tp, rtt_min.s[0].v), rtt = BPF_CORE_READ(tp, srtt_us) >> 3;
+	__u64 due;
+
+	rtt = rtt > DELAYED_ACK_US ? rtt - DELAYED_ACK_US : 0;
+	due = c->resent_at + (rtt > least ? rtt : least) * 1000ULL;
+	return due < now ? due : now;
+}
+
+/* Nothing that was sent again is outstanding any more. */
+static __always_inline void retransmit_ends(struct conn *c, struct sock *sk, __u64 now, __u32 flags)
+{
+	__u64 end = now;
+
+	/* bytes that are held back until the ACK wait for the ACK itself */
+	if (flags & RETRANSMIT_ACKED && !clock_running(c->send))
+		end = ack_due(c, sk, now);
+	clock_stop(&c->retransmit, end);
 	c->losing = 0;
 	__sync_fetch_and_sub(&conns_losing, 1);
 	conn_settle(c, conn_lane(c), now);
-	conn_occurrence(c, STAGE_RETRANSMIT, c->retransmit_since, now);
-	retransmit_record(c, now, RETRANSMIT_OVER | flags);
-	c->retransmit_since = now;
+	conn_occurrence(c, STAGE_RETRANSMIT, c->retransmit_since, end);
+	retransmit_record(c, end, RETRANSMIT_OVER | flags);
+	c->retransmit_since = end;
 }
 
 /* The socket changes its state, after which the ACK's own hook no longer fires. */
@@ -75,9 +98,9 @@ static __noinline int retransmit_state(struct conn *c, struct sock *sk, int clos
 		return 0;
 	una = BPF_CORE_READ((struct tcp_sock *)sk, snd_una);
 	if ((__s32)(una - c->lost_until) >= 0)
-		retransmit_ends(c, bpf_ktime_get_ns(), RETRANSMIT_ACKED);
+		retransmit_ends(c, sk, bpf_ktime_get_ns(), RETRANSMIT_ACKED);
 	else if (closed)
-		retransmit_ends(c, bpf_ktime_get_ns(), 0);
+		retransmit_ends(c, sk, bpf_ktime_get_ns(), 0);
 	return 0;
 }
 

@@ -163,7 +163,7 @@ struct conn {
 	__u32 response_seq; /* sequence number of the response's first byte */
 	__u32 lost_until;   /* … behind the last byte that was sent again */
 	__u32 retransmits, pad3;
-	__u64 retransmit_since;
+	__u64 retransmit_since, resent_at;
 	struct mark marks[MARKS];
 	__s64 softirq_delay, next_softirq_delay; /* of what brought start and next_start; -1 unknown */
 	__s64 base_remote;

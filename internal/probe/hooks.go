@@ -105,8 +105,8 @@ var helpful = map[stage.Stage][]string{
 	stage.PageFault: {"page_fault_kernel"},
 	stage.Reclaim:   {"memcg_reclaim_begin", "memcg_reclaim_end"},
 	stage.Lock:      {"contention_begin", "contention_end"},
-	// evidence: how late the softirq was that brought the bytes
-	stage.ReceiveQueue: {"softirq_raise", "softirq_entry", "softirq_exit"},
+	// evidence: what brings a request's bytes may wait for a CPU too
+	stage.RunQueue: {"softirq_raise", "softirq_entry", "softirq_exit"},
 }
 
 // wanted returns the hooks that serve a stage that is not disabled, or the core.
