@@ -3,8 +3,8 @@
  * A server connection and the request on it: what the receiving and the
  * sending side share.
  *
- * The socket has one exclusive stage at a time (send_buffer before qdisc before
- * receive_queue). It takes over only what its lane spends waiting, so each
+ * The socket has one exclusive stage at a time (retransmit before send_buffer
+ * before qdisc before receive_queue). It takes over only what its lane spends waiting, so each
  * stretch of it is measured by the lane's wait clock; the plain totals run by
  * the wall clock beside it.
  */
@@ -16,7 +16,7 @@
 
 #define AF_INET 2
 #define AF_INET6 10
-enum { TCP_ESTABLISHED = 1, TCP_SYN_RECV = 3, TCP_FIN_WAIT1 = 4, TCP_TIME_WAIT = 6, TCP_CLOSE = 7, TCP_CLOSE_WAIT = 8,
+enum { TCP_ESTABLISHED = 1, TCP_SYN_RECV = 3, TCP_FIN_WAIT1 = 4, TCP_FIN_WAIT2 = 5, TCP_TIME_WAIT = 6, TCP_CLOSE = 7, TCP_CLOSE_WAIT = 8,
        TCP_LAST_ACK = 9, TCP_LISTEN = 10, TCP_NEW_SYN_RECV = 12 };
 
 static __always_inline struct port_key port_of(struct sock *sk)
@@ -84,7 +84,7 @@ static __always_inline __s64 conn_stopped(struct conn *c, __u64 now)
 /* The socket's exclusive stage, by precedence. */
 static __always_inline __u8 conn_stage(struct conn *c)
 {
-	return clock_running(c->send)	 ? STAGE_SEND_BUFFER :
+	return clock_running(c->send)	 ? (c->losing ? STAGE_RETRANSMIT : STAGE_SEND_BUFFER) :
 	       clock_running(c->qdisc)	 ? STAGE_QDISC :
 	       clock_running(c->receive) ? STAGE_RECEIVE_QUEUE :
 					   0;
@@ -100,6 +100,8 @@ static __always_inline void conn_settle(struct conn *c, struct lane *l, __u64 no
 	if (c->state == CONN_ACTIVE && l && d > 0) {
 		if (c->socket_state == STAGE_SEND_BUFFER)
 			c->done[STAGE_SEND_BUFFER] += d;
+		else if (c->socket_state == STAGE_RETRANSMIT)
+			c->done[STAGE_RETRANSMIT] += d;
 		else if (c->socket_state == STAGE_QDISC)
 			c->done[STAGE_QDISC] += d;
 		else if (c->socket_state == STAGE_RECEIVE_QUEUE)
@@ -119,7 +121,8 @@ static __always_inline void conn_moved(struct conn *c, __u64 now)
 /* What the socket's stages have taken over from the lanes' waiting since the head was read. */
 static __always_inline __s64 conn_socket_time(struct conn *c)
 {
-	return c->body + (c->done[STAGE_RECEIVE_QUEUE] - c->body_receive) + c->done[STAGE_SEND_BUFFER] + c->done[STAGE_QDISC];
+	return c->body + (c->done[STAGE_RECEIVE_QUEUE] - c->body_receive) + c->done[STAGE_SEND_BUFFER] + c->done[STAGE_QDISC] +
+	       c->done[STAGE_RETRANSMIT];
 }
 
 /* Takes the lane's present reading as the request's zero. */
@@ -129,6 +132,7 @@ static __always_inline void conn_take_lane(struct conn *c, struct lane *l, __u64
 	for (int i = STAGE_UNKNOWN; i < THREAD_STAGES; i++)
 		c->base[i] = lane_read(l, i, now);
 	c->base_major = l->major;
+	c->base_remote = l->remote;
 	c->lane_lost = l->lost;
 	c->lane_wait = c->base[STAGE_WAIT];
 	c->lane_socket = conn_socket_time(c);

@@ -5,15 +5,20 @@
 #include "process.bpf.c"
 #include "sched.bpf.c"
 #include "fault.bpf.c"
+#include "reclaim.bpf.c"
 #include "lock.bpf.c"
+#include "softirq.bpf.c"
 #include "tcp_receive.bpf.c"
 #include "tcp_send.bpf.c"
 #include "tcp_state.bpf.c"
+#include "retransmit.bpf.c"
 
 /* Types that Go takes from here. */
 const struct head_record *head_record_type __attribute__((unused));
 const struct progress_record *progress_record_type __attribute__((unused));
 const struct occurrence_record *occurrence_record_type __attribute__((unused));
+const struct retransmit_record *retransmit_record_type __attribute__((unused));
+const enum retransmit_flags *retransmit_flags_type __attribute__((unused));
 const struct close_record *close_record_type __attribute__((unused));
 const struct process_record *process_record_type __attribute__((unused));
 const enum record_kind *record_kind_type __attribute__((unused));

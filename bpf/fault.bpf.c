@@ -19,6 +19,10 @@ static __always_inline void fault_begins(__u8 user)
 
 	if (!t || task->pagefault_disabled)
 		return;
+	if (user)
+		t->memory = 0; /* whatever end was not seen is past */
+	else if (t->memory)
+		return;
 	now = bpf_ktime_get_ns();
 	l = lane_sync(t, owner_of(t, task), now);
 	if (!l)
@@ -28,6 +32,22 @@ static __always_inline void fault_begins(__u8 user)
 	t->fault = now;
 	t->fault_in_user = user;
 	t->fault_io = 0;
+}
+
+/*
+ * NUMA balancing makes pages fault to see which node uses them. The kernel counts them for its present scan and
+ * then begins anew, which a smaller count shows.
+ */
+static __always_inline void remote_faults(struct thread *t, struct lane *l)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	__u64 count = 0;
+
+	if (!bpf_core_field_exists(task->numa_faults_locality))
+		return;
+	count = task->numa_faults_locality[0];
+	l->remote += count >= t->remote_faults ? count - t->remote_faults : count;
+	t->remote_faults = count;
 }
 
 static __always_inline void fault_ends(int major)
@@ -47,6 +67,8 @@ static __always_inline void fault_ends(int major)
 	if (!l || l->tid != t->tid || l->state != STAGE_PAGE_FAULT)
 		return;
 	lane_to(l, STAGE_CPU, now);
+	if (numa)
+		remote_faults(t, l);
 	major |= t->fault_io;
 	spent = l->ns[STAGE_PAGE_FAULT] - t->fault_base;
 	if (major)

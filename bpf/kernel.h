@@ -82,6 +82,7 @@ struct task_struct {
 	struct signal_struct *signal;
 	struct bpf_local_storage *bpf_storage;
 	struct thread_struct thread;
+	unsigned long numa_faults_locality[3];
 };
 
 struct in6_addr {
@@ -115,16 +116,33 @@ struct sock {
 	struct socket *sk_socket;
 	struct bpf_local_storage *sk_bpf_storage;
 };
+struct minmax_sample {
+	__u32 v;
+};
+struct minmax {
+	struct minmax_sample s[3];
+};
 struct tcp_sock {
 	__u32 rcv_nxt;
 	__u32 copied_seq;
 	__u32 write_seq;
+	__u32 snd_una;
+	__u32 snd_nxt;
+	__u32 srtt_us;
+	__u32 rttvar_us;
+	struct minmax rtt_min;
+};
+struct tcp_skb_cb {
+	__u32 seq;
+	__u32 end_seq;
+	__u32 ack_seq;
 };
 struct socket {
 	struct sock *sk;
 };
 struct sk_buff {
 	struct sock *sk;
+	char cb[48];
 	unsigned int len;
 	__u16 transport_header;
 	unsigned char *head;

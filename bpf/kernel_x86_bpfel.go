@@ -25,6 +25,7 @@ const (
 	KernelCloseFlagsCLOSE_DRAINED KernelCloseFlags = 1
 	KernelCloseFlagsCLOSE_FINAL   KernelCloseFlags = 2
 	KernelCloseFlagsCLOSE_LOST    KernelCloseFlags = 4
+	KernelCloseFlagsCLOSE_ACKED   KernelCloseFlags = 8
 )
 
 type KernelCloseRecord struct {
@@ -41,73 +42,93 @@ type KernelCloseRecord struct {
 }
 
 type KernelConn struct {
-	_             structs.HostLayout
-	Cookie        uint64
-	Seq           uint32
-	State         uint8
-	First         uint8
-	Responding    uint8
-	LastChunk     uint8
-	Lost          uint8
-	NoLane        uint8
-	NoAccept      uint8
-	SocketState   uint8
-	ResponseOpen  uint8
-	Counted       uint8
-	NoArrival     uint8
-	HeadAlone     uint8
-	Slot          uint8
-	Pad1          [1]uint8
-	_             [2]byte
-	Sending       uint32
-	HeadLast      uint32
-	HeadBytes     uint16
-	ResponseBytes uint16
-	Pid           uint32
-	Tid           uint32
-	Family        uint16
-	LocalPort     uint16
-	RemotePort    uint16
-	Pad           uint16
-	Local         [16]uint8
-	Remote        [16]uint8
-	Established   uint64
-	Accepted      uint64
-	Start         uint64
-	FirstRead     uint64
-	NextStart     uint64
-	Received      uint64
-	Sent          uint64
-	Writes        uint32
-	Reported      uint32
-	Chunks        uint32
-	SendSize      uint32
-	FirstOut      uint64
-	Receive       int64
-	Send          int64
-	Qdisc         int64
-	Handed        uint32
-	Transmitted   uint32
-	Sequenced     uint8
-	Pad2          [7]uint8
-	HandedAt      uint64
-	TransmittedAt uint64
-	Lane          KernelLaneKey
-	LaneWait      int64
-	LaneLost      int64
-	LaneSocket    int64
-	BodyWait      int64
-	BodyReceive   int64
-	Body          int64
-	BaseStopped   int64
-	Base          [11]int64
-	BaseMajor     int64
-	Done          [16]int64
-	Plain         [5]int64
-	ReceiveSince  uint64
-	SendSince     uint64
-	QdiscSince    uint64
-	BodySince     uint64
+	_               structs.HostLayout
+	Cookie          uint64
+	Seq             uint32
+	State           uint8
+	First           uint8
+	Responding      uint8
+	LastChunk       uint8
+	Lost            uint8
+	NoLane          uint8
+	NoAccept        uint8
+	SocketState     uint8
+	ResponseOpen    uint8
+	Counted         uint8
+	NoArrival       uint8
+	HeadAlone       uint8
+	Slot            uint8
+	Losing          uint8
+	Marked          uint8
+	Pad1            [3]uint8
+	_               [2]byte
+	Sending         uint32
+	HeadLast        uint32
+	HeadBytes       uint16
+	ResponseBytes   uint16
+	Pid             uint32
+	Tid             uint32
+	Family          uint16
+	LocalPort       uint16
+	RemotePort      uint16
+	Pad             uint16
+	Local           [16]uint8
+	Remote          [16]uint8
+	_               [4]byte
+	Established     uint64
+	Accepted        uint64
+	Start           uint64
+	FirstRead       uint64
+	NextStart       uint64
+	Received        uint64
+	Sent            uint64
+	Writes          uint32
+	Reported        uint32
+	Chunks          uint32
+	SendSize        uint32
+	FirstOut        uint64
+	Receive         int64
+	Send            int64
+	Qdisc           int64
+	Retransmit      int64
+	Handed          uint32
+	Transmitted     uint32
+	Sequenced       uint8
+	Pad2            [7]uint8
+	HandedAt        uint64
+	TransmittedAt   uint64
+	ResponseSeq     uint32
+	LostUntil       uint32
+	Retransmits     uint32
+	Pad3            uint32
+	RetransmitSince uint64
+	ResentAt        uint64
+	Marks           [8]struct {
+		_    structs.HostLayout
+		At   uint64
+		Send int64
+		End  uint32
+		Pad  uint32
+	}
+	SoftirqDelay     int64
+	NextSoftirqDelay int64
+	BaseRemote       int64
+	Lane             KernelLaneKey
+	LaneWait         int64
+	LaneLost         int64
+	LaneSocket       int64
+	BodyWait         int64
+	BodyReceive      int64
+	Body             int64
+	BaseStopped      int64
+	Base             [13]int64
+	BaseMajor        int64
+	Done             [19]int64
+	Plain            [6]int64
+	ReceiveSince     uint64
+	SendSince        uint64
+	QdiscSince       uint64
+	BodySince        uint64
 }
 
 type KernelCounter uint32
@@ -119,13 +140,14 @@ const (
 	KernelCounterLOST_OCCURRENCE    KernelCounter = 3
 	KernelCounterLOST_CLOSE         KernelCounter = 4
 	KernelCounterLOST_PROCESS       KernelCounter = 5
-	KernelCounterFULL_LANES         KernelCounter = 6
-	KernelCounterFULL_THREADS       KernelCounter = 7
-	KernelCounterFULL_SOCKETS       KernelCounter = 8
-	KernelCounterFULL_PORTS         KernelCounter = 9
-	KernelCounterHEADS_UNREADABLE   KernelCounter = 10
-	KernelCounterACCEPTS_LOOSE      KernelCounter = 11
-	KernelCounterCOUNTERS           KernelCounter = 12
+	KernelCounterLOST_RETRANSMIT    KernelCounter = 6
+	KernelCounterFULL_LANES         KernelCounter = 7
+	KernelCounterFULL_THREADS       KernelCounter = 8
+	KernelCounterFULL_SOCKETS       KernelCounter = 9
+	KernelCounterFULL_PORTS         KernelCounter = 10
+	KernelCounterHEADS_UNREADABLE   KernelCounter = 11
+	KernelCounterACCEPTS_LOOSE      KernelCounter = 12
+	KernelCounterCOUNTERS           KernelCounter = 13
 )
 
 type KernelHeadBuffer struct {
@@ -169,15 +191,16 @@ type KernelHeadRecord struct {
 }
 
 type KernelLane struct {
-	_     structs.HostLayout
-	Wait  int64
-	Ns    [11]int64
-	Major int64
-	Since uint64
-	State uint32
-	Tid   uint32
-	Lost  uint32
-	Pad   uint32
+	_      structs.HostLayout
+	Wait   int64
+	Ns     [13]int64
+	Major  int64
+	Remote int64
+	Since  uint64
+	State  uint32
+	Tid    uint32
+	Lost   uint32
+	Pad    uint32
 }
 
 type KernelLaneKey struct {
@@ -274,19 +297,23 @@ type KernelProgressRecord struct {
 		Cookie uint64
 		Time   uint64
 	}
-	Lane      uint64
-	Start     uint64
-	FirstRead uint64
-	Received  uint64
-	Sent      uint64
-	Pid       uint32
-	Tid       uint32
-	Chunks    uint32
-	Flags     uint32
-	First     uint64
-	Exclusive [16]int64
-	Plain     [5]int64
-	Major     int64
+	Lane         uint64
+	Start        uint64
+	FirstRead    uint64
+	Received     uint64
+	Sent         uint64
+	Pid          uint32
+	Tid          uint32
+	Chunks       uint32
+	Flags        uint32
+	First        uint64
+	Exclusive    [19]int64
+	Plain        [6]int64
+	Major        int64
+	SoftirqDelay int64
+	RemoteFaults int64
+	Retransmits  uint32
+	Unacked      uint32
 }
 
 type KernelRecordKind uint32
@@ -301,7 +328,36 @@ const (
 	KernelRecordKindRECORD_FORK          KernelRecordKind = 7
 	KernelRecordKindRECORD_EXIT          KernelRecordKind = 8
 	KernelRecordKindRECORD_LISTEN        KernelRecordKind = 9
+	KernelRecordKindRECORD_RETRANSMIT    KernelRecordKind = 10
 )
+
+type KernelRetransmitFlags uint32
+
+const (
+	KernelRetransmitFlagsRETRANSMIT_OVER  KernelRetransmitFlags = 1
+	KernelRetransmitFlagsRETRANSMIT_ACKED KernelRetransmitFlags = 2
+)
+
+type KernelRetransmitRecord struct {
+	_ structs.HostLayout
+	R struct {
+		_      structs.HostLayout
+		Kind   uint32
+		Seq    uint32
+		Cookie uint64
+		Time   uint64
+	}
+	Start       uint64
+	Plain       int64
+	Retransmits uint32
+	Flags       uint32
+}
+
+type KernelSoftirq struct {
+	_      structs.HostLayout
+	Raised uint64
+	Late   uint64
+}
 
 type KernelStage uint32
 
@@ -311,18 +367,21 @@ const (
 	KernelStageSTAGE_RUN_QUEUE     KernelStage = 2
 	KernelStageSTAGE_THROTTLED     KernelStage = 3
 	KernelStageSTAGE_PAGE_FAULT    KernelStage = 4
-	KernelStageSTAGE_PAGE_CACHE    KernelStage = 5
-	KernelStageSTAGE_BLOCK_IO      KernelStage = 6
-	KernelStageSTAGE_LOCK          KernelStage = 7
-	KernelStageSTAGE_SYSCALL       KernelStage = 8
-	KernelStageSTAGE_STOPPED       KernelStage = 9
-	KernelStageSTAGE_WAIT          KernelStage = 10
-	KernelStageSTAGE_ACCEPT_QUEUE  KernelStage = 11
-	KernelStageSTAGE_REQUEST_BODY  KernelStage = 12
-	KernelStageSTAGE_RECEIVE_QUEUE KernelStage = 13
-	KernelStageSTAGE_SEND_BUFFER   KernelStage = 14
-	KernelStageSTAGE_QDISC         KernelStage = 15
-	KernelStageSTAGE_COUNT         KernelStage = 16
+	KernelStageSTAGE_RECLAIM       KernelStage = 5
+	KernelStageSTAGE_COMPACTION    KernelStage = 6
+	KernelStageSTAGE_PAGE_CACHE    KernelStage = 7
+	KernelStageSTAGE_BLOCK_IO      KernelStage = 8
+	KernelStageSTAGE_LOCK          KernelStage = 9
+	KernelStageSTAGE_SYSCALL       KernelStage = 10
+	KernelStageSTAGE_STOPPED       KernelStage = 11
+	KernelStageSTAGE_WAIT          KernelStage = 12
+	KernelStageSTAGE_ACCEPT_QUEUE  KernelStage = 13
+	KernelStageSTAGE_REQUEST_BODY  KernelStage = 14
+	KernelStageSTAGE_RECEIVE_QUEUE KernelStage = 15
+	KernelStageSTAGE_SEND_BUFFER   KernelStage = 16
+	KernelStageSTAGE_QDISC         KernelStage = 17
+	KernelStageSTAGE_RETRANSMIT    KernelStage = 18
+	KernelStageSTAGE_COUNT         KernelStage = 19
 )
 
 type KernelStop struct {
@@ -332,22 +391,27 @@ type KernelStop struct {
 }
 
 type KernelThread struct {
-	_          structs.HostLayout
-	Tgid       uint32
-	Tid        uint32
-	Process    KernelProcess
-	Owner      uint64
-	M          uint64
-	Seen       uint64
-	Out        uint64
-	Wake       uint64
-	Fault      uint64
-	FaultBase  int64
-	Throttled  uint64
-	CfsRq      uint64
-	QueuedFrom uint64
-	QueuedTo   uint64
-	Recent     [8]struct {
+	_            structs.HostLayout
+	Tgid         uint32
+	Tid          uint32
+	Process      KernelProcess
+	Owner        uint64
+	M            uint64
+	Seen         uint64
+	Out          uint64
+	Wake         uint64
+	Fault        uint64
+	FaultBase    int64
+	Memory       uint32
+	Pad2         uint32
+	MemoryFrom   [2]uint64
+	MemoryBase   [2]int64
+	RemoteFaults uint64
+	Throttled    uint64
+	CfsRq        uint64
+	QueuedFrom   uint64
+	QueuedTo     uint64
+	Recent       [8]struct {
 		_     structs.HostLayout
 		From  uint64
 		To    uint64
@@ -376,13 +440,20 @@ const (
 	KernelMapPorts                = "ports"
 	KernelMapProcesses            = "processes"
 	KernelMapRing                 = "ring"
+	KernelMapSoftirqs             = "softirqs"
 	KernelMapStops                = "stops"
 	KernelMapThreads              = "threads"
+	KernelProgCompactionBegin     = "compaction_begin"
+	KernelProgCompactionEnd       = "compaction_end"
 	KernelProgContentionBegin     = "contention_begin"
 	KernelProgContentionEnd       = "contention_end"
 	KernelProgDataReady           = "data_ready"
 	KernelProgDevQueue            = "dev_queue"
 	KernelProgDevXmit             = "dev_xmit"
+	KernelProgDirectReclaimBegin  = "direct_reclaim_begin"
+	KernelProgDirectReclaimEnd    = "direct_reclaim_end"
+	KernelProgMemcgReclaimBegin   = "memcg_reclaim_begin"
+	KernelProgMemcgReclaimEnd     = "memcg_reclaim_end"
 	KernelProgPageFaultKernel     = "page_fault_kernel"
 	KernelProgPageFaultMajor      = "page_fault_major"
 	KernelProgPageFaultMinor      = "page_fault_minor"
@@ -396,14 +467,21 @@ const (
 	KernelProgSendLength          = "send_length"
 	KernelProgSendmsgLocked       = "sendmsg_locked"
 	KernelProgSockSetState        = "sock_set_state"
+	KernelProgSoftirqEntry        = "softirq_entry"
+	KernelProgSoftirqExit         = "softirq_exit"
+	KernelProgSoftirqRaise        = "softirq_raise"
+	KernelProgTcpAck              = "tcp_ack"
+	KernelProgTcpRetransmit       = "tcp_retransmit"
 	KernelProgTrackThreads        = "track_threads"
 	KernelVarCloseFlagsType       = "close_flags_type"
 	KernelVarCloseRecordType      = "close_record_type"
+	KernelVarConnsLosing          = "conns_losing"
 	KernelVarConnsOpen            = "conns_open"
 	KernelVarCounterType          = "counter_type"
 	KernelVarHeadFlagsType        = "head_flags_type"
 	KernelVarHeadRecordType       = "head_record_type"
 	KernelVarMinDuration          = "min_duration"
+	KernelVarNuma                 = "numa"
 	KernelVarOccurrenceFlagsType  = "occurrence_flags_type"
 	KernelVarOccurrenceRecordType = "occurrence_record_type"
 	KernelVarPending              = "pending"
@@ -414,6 +492,8 @@ const (
 	KernelVarProgressFlagsType    = "progress_flags_type"
 	KernelVarProgressRecordType   = "progress_record_type"
 	KernelVarRecordKindType       = "record_kind_type"
+	KernelVarRetransmitFlagsType  = "retransmit_flags_type"
+	KernelVarRetransmitRecordType = "retransmit_record_type"
 	KernelVarStageType            = "stage_type"
 )
 
@@ -459,25 +539,36 @@ type KernelSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelProgramSpecs struct {
-	ContentionBegin *ebpf.ProgramSpec `ebpf:"contention_begin"`
-	ContentionEnd   *ebpf.ProgramSpec `ebpf:"contention_end"`
-	DataReady       *ebpf.ProgramSpec `ebpf:"data_ready"`
-	DevQueue        *ebpf.ProgramSpec `ebpf:"dev_queue"`
-	DevXmit         *ebpf.ProgramSpec `ebpf:"dev_xmit"`
-	PageFaultKernel *ebpf.ProgramSpec `ebpf:"page_fault_kernel"`
-	PageFaultMajor  *ebpf.ProgramSpec `ebpf:"page_fault_major"`
-	PageFaultMinor  *ebpf.ProgramSpec `ebpf:"page_fault_minor"`
-	PageFaultUser   *ebpf.ProgramSpec `ebpf:"page_fault_user"`
-	ProcessExec     *ebpf.ProgramSpec `ebpf:"process_exec"`
-	ProcessExit     *ebpf.ProgramSpec `ebpf:"process_exit"`
-	ProcessFork     *ebpf.ProgramSpec `ebpf:"process_fork"`
-	RecvLength      *ebpf.ProgramSpec `ebpf:"recv_length"`
-	SchedSwitch     *ebpf.ProgramSpec `ebpf:"sched_switch"`
-	SchedWaking     *ebpf.ProgramSpec `ebpf:"sched_waking"`
-	SendLength      *ebpf.ProgramSpec `ebpf:"send_length"`
-	SendmsgLocked   *ebpf.ProgramSpec `ebpf:"sendmsg_locked"`
-	SockSetState    *ebpf.ProgramSpec `ebpf:"sock_set_state"`
-	TrackThreads    *ebpf.ProgramSpec `ebpf:"track_threads"`
+	CompactionBegin    *ebpf.ProgramSpec `ebpf:"compaction_begin"`
+	CompactionEnd      *ebpf.ProgramSpec `ebpf:"compaction_end"`
+	ContentionBegin    *ebpf.ProgramSpec `ebpf:"contention_begin"`
+	ContentionEnd      *ebpf.ProgramSpec `ebpf:"contention_end"`
+	DataReady          *ebpf.ProgramSpec `ebpf:"data_ready"`
+	DevQueue           *ebpf.ProgramSpec `ebpf:"dev_queue"`
+	DevXmit            *ebpf.ProgramSpec `ebpf:"dev_xmit"`
+	DirectReclaimBegin *ebpf.ProgramSpec `ebpf:"direct_reclaim_begin"`
+	DirectReclaimEnd   *ebpf.ProgramSpec `ebpf:"direct_reclaim_end"`
+	MemcgReclaimBegin  *ebpf.ProgramSpec `ebpf:"memcg_reclaim_begin"`
+	MemcgReclaimEnd    *ebpf.ProgramSpec `ebpf:"memcg_reclaim_end"`
+	PageFaultKernel    *ebpf.ProgramSpec `ebpf:"page_fault_kernel"`
+	PageFaultMajor     *ebpf.ProgramSpec `ebpf:"page_fault_major"`
+	PageFaultMinor     *ebpf.ProgramSpec `ebpf:"page_fault_minor"`
+	PageFaultUser      *ebpf.ProgramSpec `ebpf:"page_fault_user"`
+	ProcessExec        *ebpf.ProgramSpec `ebpf:"process_exec"`
+	ProcessExit        *ebpf.ProgramSpec `ebpf:"process_exit"`
+	ProcessFork        *ebpf.ProgramSpec `ebpf:"process_fork"`
+	RecvLength         *ebpf.ProgramSpec `ebpf:"recv_length"`
+	SchedSwitch        *ebpf.ProgramSpec `ebpf:"sched_switch"`
+	SchedWaking        *ebpf.ProgramSpec `ebpf:"sched_waking"`
+	SendLength         *ebpf.ProgramSpec `ebpf:"send_length"`
+	SendmsgLocked      *ebpf.ProgramSpec `ebpf:"sendmsg_locked"`
+	SockSetState       *ebpf.ProgramSpec `ebpf:"sock_set_state"`
+	SoftirqEntry       *ebpf.ProgramSpec `ebpf:"softirq_entry"`
+	SoftirqExit        *ebpf.ProgramSpec `ebpf:"softirq_exit"`
+	SoftirqRaise       *ebpf.ProgramSpec `ebpf:"softirq_raise"`
+	TcpAck             *ebpf.ProgramSpec `ebpf:"tcp_ack"`
+	TcpRetransmit      *ebpf.ProgramSpec `ebpf:"tcp_retransmit"`
+	TrackThreads       *ebpf.ProgramSpec `ebpf:"track_threads"`
 }
 
 // KernelMapSpecs contains maps before they are loaded into the kernel.
@@ -492,6 +583,7 @@ type KernelMapSpecs struct {
 	Ports       *ebpf.MapSpec `ebpf:"ports"`
 	Processes   *ebpf.MapSpec `ebpf:"processes"`
 	Ring        *ebpf.MapSpec `ebpf:"ring"`
+	Softirqs    *ebpf.MapSpec `ebpf:"softirqs"`
 	Stops       *ebpf.MapSpec `ebpf:"stops"`
 	Threads     *ebpf.MapSpec `ebpf:"threads"`
 }
@@ -502,11 +594,13 @@ type KernelMapSpecs struct {
 type KernelVariableSpecs struct {
 	CloseFlagsType       *ebpf.VariableSpec `ebpf:"close_flags_type"`
 	CloseRecordType      *ebpf.VariableSpec `ebpf:"close_record_type"`
+	ConnsLosing          *ebpf.VariableSpec `ebpf:"conns_losing"`
 	ConnsOpen            *ebpf.VariableSpec `ebpf:"conns_open"`
 	CounterType          *ebpf.VariableSpec `ebpf:"counter_type"`
 	HeadFlagsType        *ebpf.VariableSpec `ebpf:"head_flags_type"`
 	HeadRecordType       *ebpf.VariableSpec `ebpf:"head_record_type"`
 	MinDuration          *ebpf.VariableSpec `ebpf:"min_duration"`
+	Numa                 *ebpf.VariableSpec `ebpf:"numa"`
 	OccurrenceFlagsType  *ebpf.VariableSpec `ebpf:"occurrence_flags_type"`
 	OccurrenceRecordType *ebpf.VariableSpec `ebpf:"occurrence_record_type"`
 	Pending              *ebpf.VariableSpec `ebpf:"pending"`
@@ -517,6 +611,8 @@ type KernelVariableSpecs struct {
 	ProgressFlagsType    *ebpf.VariableSpec `ebpf:"progress_flags_type"`
 	ProgressRecordType   *ebpf.VariableSpec `ebpf:"progress_record_type"`
 	RecordKindType       *ebpf.VariableSpec `ebpf:"record_kind_type"`
+	RetransmitFlagsType  *ebpf.VariableSpec `ebpf:"retransmit_flags_type"`
+	RetransmitRecordType *ebpf.VariableSpec `ebpf:"retransmit_record_type"`
 	StageType            *ebpf.VariableSpec `ebpf:"stage_type"`
 }
 
@@ -548,6 +644,7 @@ type KernelMaps struct {
 	Ports       *ebpf.Map `ebpf:"ports"`
 	Processes   *ebpf.Map `ebpf:"processes"`
 	Ring        *ebpf.Map `ebpf:"ring"`
+	Softirqs    *ebpf.Map `ebpf:"softirqs"`
 	Stops       *ebpf.Map `ebpf:"stops"`
 	Threads     *ebpf.Map `ebpf:"threads"`
 }
@@ -562,6 +659,7 @@ func (m *KernelMaps) Close() error {
 		m.Ports,
 		m.Processes,
 		m.Ring,
+		m.Softirqs,
 		m.Stops,
 		m.Threads,
 	)
@@ -573,11 +671,13 @@ func (m *KernelMaps) Close() error {
 type KernelVariables struct {
 	CloseFlagsType       *ebpf.Variable `ebpf:"close_flags_type"`
 	CloseRecordType      *ebpf.Variable `ebpf:"close_record_type"`
+	ConnsLosing          *ebpf.Variable `ebpf:"conns_losing"`
 	ConnsOpen            *ebpf.Variable `ebpf:"conns_open"`
 	CounterType          *ebpf.Variable `ebpf:"counter_type"`
 	HeadFlagsType        *ebpf.Variable `ebpf:"head_flags_type"`
 	HeadRecordType       *ebpf.Variable `ebpf:"head_record_type"`
 	MinDuration          *ebpf.Variable `ebpf:"min_duration"`
+	Numa                 *ebpf.Variable `ebpf:"numa"`
 	OccurrenceFlagsType  *ebpf.Variable `ebpf:"occurrence_flags_type"`
 	OccurrenceRecordType *ebpf.Variable `ebpf:"occurrence_record_type"`
 	Pending              *ebpf.Variable `ebpf:"pending"`
@@ -588,6 +688,8 @@ type KernelVariables struct {
 	ProgressFlagsType    *ebpf.Variable `ebpf:"progress_flags_type"`
 	ProgressRecordType   *ebpf.Variable `ebpf:"progress_record_type"`
 	RecordKindType       *ebpf.Variable `ebpf:"record_kind_type"`
+	RetransmitFlagsType  *ebpf.Variable `ebpf:"retransmit_flags_type"`
+	RetransmitRecordType *ebpf.Variable `ebpf:"retransmit_record_type"`
 	StageType            *ebpf.Variable `ebpf:"stage_type"`
 }
 
@@ -595,34 +697,51 @@ type KernelVariables struct {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelPrograms struct {
-	ContentionBegin *ebpf.Program `ebpf:"contention_begin"`
-	ContentionEnd   *ebpf.Program `ebpf:"contention_end"`
-	DataReady       *ebpf.Program `ebpf:"data_ready"`
-	DevQueue        *ebpf.Program `ebpf:"dev_queue"`
-	DevXmit         *ebpf.Program `ebpf:"dev_xmit"`
-	PageFaultKernel *ebpf.Program `ebpf:"page_fault_kernel"`
-	PageFaultMajor  *ebpf.Program `ebpf:"page_fault_major"`
-	PageFaultMinor  *ebpf.Program `ebpf:"page_fault_minor"`
-	PageFaultUser   *ebpf.Program `ebpf:"page_fault_user"`
-	ProcessExec     *ebpf.Program `ebpf:"process_exec"`
-	ProcessExit     *ebpf.Program `ebpf:"process_exit"`
-	ProcessFork     *ebpf.Program `ebpf:"process_fork"`
-	RecvLength      *ebpf.Program `ebpf:"recv_length"`
-	SchedSwitch     *ebpf.Program `ebpf:"sched_switch"`
-	SchedWaking     *ebpf.Program `ebpf:"sched_waking"`
-	SendLength      *ebpf.Program `ebpf:"send_length"`
-	SendmsgLocked   *ebpf.Program `ebpf:"sendmsg_locked"`
-	SockSetState    *ebpf.Program `ebpf:"sock_set_state"`
-	TrackThreads    *ebpf.Program `ebpf:"track_threads"`
+	CompactionBegin    *ebpf.Program `ebpf:"compaction_begin"`
+	CompactionEnd      *ebpf.Program `ebpf:"compaction_end"`
+	ContentionBegin    *ebpf.Program `ebpf:"contention_begin"`
+	ContentionEnd      *ebpf.Program `ebpf:"contention_end"`
+	DataReady          *ebpf.Program `ebpf:"data_ready"`
+	DevQueue           *ebpf.Program `ebpf:"dev_queue"`
+	DevXmit            *ebpf.Program `ebpf:"dev_xmit"`
+	DirectReclaimBegin *ebpf.Program `ebpf:"direct_reclaim_begin"`
+	DirectReclaimEnd   *ebpf.Program `ebpf:"direct_reclaim_end"`
+	MemcgReclaimBegin  *ebpf.Program `ebpf:"memcg_reclaim_begin"`
+	MemcgReclaimEnd    *ebpf.Program `ebpf:"memcg_reclaim_end"`
+	PageFaultKernel    *ebpf.Program `ebpf:"page_fault_kernel"`
+	PageFaultMajor     *ebpf.Program `ebpf:"page_fault_major"`
+	PageFaultMinor     *ebpf.Program `ebpf:"page_fault_minor"`
+	PageFaultUser      *ebpf.Program `ebpf:"page_fault_user"`
+	ProcessExec        *ebpf.Program `ebpf:"process_exec"`
+	ProcessExit        *ebpf.Program `ebpf:"process_exit"`
+	ProcessFork        *ebpf.Program `ebpf:"process_fork"`
+	RecvLength         *ebpf.Program `ebpf:"recv_length"`
+	SchedSwitch        *ebpf.Program `ebpf:"sched_switch"`
+	SchedWaking        *ebpf.Program `ebpf:"sched_waking"`
+	SendLength         *ebpf.Program `ebpf:"send_length"`
+	SendmsgLocked      *ebpf.Program `ebpf:"sendmsg_locked"`
+	SockSetState       *ebpf.Program `ebpf:"sock_set_state"`
+	SoftirqEntry       *ebpf.Program `ebpf:"softirq_entry"`
+	SoftirqExit        *ebpf.Program `ebpf:"softirq_exit"`
+	SoftirqRaise       *ebpf.Program `ebpf:"softirq_raise"`
+	TcpAck             *ebpf.Program `ebpf:"tcp_ack"`
+	TcpRetransmit      *ebpf.Program `ebpf:"tcp_retransmit"`
+	TrackThreads       *ebpf.Program `ebpf:"track_threads"`
 }
 
 func (p *KernelPrograms) Close() error {
 	return _KernelClose(
+		p.CompactionBegin,
+		p.CompactionEnd,
 		p.ContentionBegin,
 		p.ContentionEnd,
 		p.DataReady,
 		p.DevQueue,
 		p.DevXmit,
+		p.DirectReclaimBegin,
+		p.DirectReclaimEnd,
+		p.MemcgReclaimBegin,
+		p.MemcgReclaimEnd,
 		p.PageFaultKernel,
 		p.PageFaultMajor,
 		p.PageFaultMinor,
@@ -636,6 +755,11 @@ func (p *KernelPrograms) Close() error {
 		p.SendLength,
 		p.SendmsgLocked,
 		p.SockSetState,
+		p.SoftirqEntry,
+		p.SoftirqExit,
+		p.SoftirqRaise,
+		p.TcpAck,
+		p.TcpRetransmit,
 		p.TrackThreads,
 	)
 }

@@ -83,6 +83,12 @@ static __always_inline struct lane *lane_of(struct thread *t, __u64 owner)
 	return bpf_map_lookup_elem(&lanes, &key);
 }
 
+/* The stage of a thread that is on a CPU. */
+static __always_inline __u32 stage_running(struct thread *t)
+{
+	return t->memory ? t->memory & 0xff : t->fault ? STAGE_PAGE_FAULT : STAGE_CPU;
+}
+
 /* Closes the lane's present stretch at now and begins the next. */
 static __always_inline void lane_to(struct lane *l, __u32 state, __u64 now)
 {
@@ -138,7 +144,7 @@ static __always_inline struct lane *lane_sync(struct thread *t, __u64 owner, __u
 
 	if (t->owner != owner) {
 		l = lane_of(t, t->owner);
-		if (l && l->tid == t->tid && (l->state == STAGE_CPU || l->state == STAGE_PAGE_FAULT)) {
+		if (l && l->tid == t->tid && (l->state == STAGE_CPU || (l->state >= STAGE_PAGE_FAULT && l->state <= STAGE_COMPACTION))) {
 			lane_to(l, STAGE_WAIT, now);
 			l->tid = 0;
 		}

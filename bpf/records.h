@@ -19,6 +19,7 @@ enum record_kind {
 	RECORD_FORK,		 /* struct process_record, only children of tracked processes */
 	RECORD_EXIT,		 /* struct process_record, only tracked processes */
 	RECORD_LISTEN,		 /* struct process_record with netns and port */
+	RECORD_RETRANSMIT,	 /* struct retransmit_record: bytes of a response were sent again, or are acknowledged */
 };
 
 struct record {
@@ -73,8 +74,12 @@ struct progress_record {
 	__u32 flags;	 /* enum progress_flags */
 	__u64 first;	 /* the first byte since the last reading reached the device; 0 if none did */
 	__s64 exclusive[STAGE_COUNT];
-	__s64 plain[SOCKET_STAGES]; /* overlapping totals of accept_queue … qdisc */
+	__s64 plain[SOCKET_STAGES]; /* overlapping totals of accept_queue … retransmit */
 	__s64 major;	 /* of exclusive[STAGE_PAGE_FAULT]: faults that waited for I/O */
+	__s64 softirq_delay; /* of the softirq that brought the first byte; -1 unknown */
+	__s64 remote_faults; /* pages found on another NUMA node; -1 unknown */
+	__u32 retransmits;   /* segments of the response sent again */
+	__u32 unacked;	     /* µs within which the kernel would send again what is not acknowledged */
 };
 
 enum occurrence_flags {
@@ -94,10 +99,24 @@ struct occurrence_record {
 	__u32 pad;
 };
 
+enum retransmit_flags {
+	RETRANSMIT_OVER = 1,  /* nothing that was sent again is outstanding any more */
+	RETRANSMIT_ACKED = 2, /* because all of it is acknowledged */
+};
+
+struct retransmit_record {
+	struct record r;
+	__u64 start;   /* when the lost bytes were first sent, or a time after that */
+	__s64 plain;   /* the response's total so far, from start to acknowledgement */
+	__u32 retransmits; /* segments of the response sent again so far */
+	__u32 flags;   /* enum retransmit_flags */
+};
+
 enum close_flags {
 	CLOSE_DRAINED = 1, /* nothing was left unsent */
 	CLOSE_FINAL = 2,   /* the socket is gone, not merely shut for sending */
 	CLOSE_LOST = 4,
+	CLOSE_ACKED = 8,   /* the client has acknowledged everything */
 };
 
 struct close_record {
@@ -122,6 +141,7 @@ enum counter {
 	LOST_OCCURRENCE,
 	LOST_CLOSE,
 	LOST_PROCESS,
+	LOST_RETRANSMIT,
 	FULL_LANES,
 	FULL_THREADS,
 	FULL_SOCKETS,

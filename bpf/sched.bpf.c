@@ -85,6 +85,8 @@ static __always_inline __u32 class_of(struct thread *t, struct task_struct *prev
 		return STAGE_RUN_QUEUE;
 	if (state & (TASK_STOPPED_OR_TRACED | TASK_FROZEN))
 		return STAGE_STOPPED;
+	if (t->memory)
+		return t->memory & 0xff; /* whatever it waits for, it is to find memory */
 	regs = (struct pt_regs *)bpf_task_pt_regs(prev);
 	nr = regs->orig_ax;
 	/* inside a system call a fault of user mode is over: it failed, and was not counted */
@@ -220,7 +222,7 @@ static __always_inline void switched_in(struct thread *t, __u64 now)
 		waited = 0;
 		throttled = 0;
 	}
-	lane_to(l, t->fault ? STAGE_PAGE_FAULT : STAGE_CPU, now);
+	lane_to(l, stage_running(t), now);
 	l->ns[STAGE_RUN_QUEUE] -= throttled;
 	l->ns[STAGE_THROTTLED] += throttled;
 	occurrence(t, l, STAGE_THROTTLED, from, from + throttled, throttled, 0);
@@ -267,8 +269,9 @@ int BPF_PROG(sched_waking, struct task_struct *task)
 		return 0;
 	since = l->since;
 	lane_to(l, STAGE_RUN_QUEUE, now);
-	/* page_fault is reported when the fault ends; cpu and wait are what is left over */
-	if (t->class != STAGE_WAIT && t->class != STAGE_PAGE_FAULT && t->class != STAGE_UNKNOWN)
+	/* page_fault, reclaim and compaction are reported when they end; cpu and wait are what is left over */
+	if (t->class != STAGE_WAIT && t->class != STAGE_UNKNOWN &&
+	    (t->class < STAGE_PAGE_FAULT || t->class > STAGE_COMPACTION))
 		occurrence(t, l, t->class, since, now, now - since, 0);
 	return 0;
 }

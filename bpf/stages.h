@@ -9,6 +9,8 @@ enum stage {
 	STAGE_RUN_QUEUE,
 	STAGE_THROTTLED,
 	STAGE_PAGE_FAULT,
+	STAGE_RECLAIM,
+	STAGE_COMPACTION,
 	STAGE_PAGE_CACHE,
 	STAGE_BLOCK_IO,
 	STAGE_LOCK,
@@ -20,6 +22,7 @@ enum stage {
 	STAGE_RECEIVE_QUEUE,
 	STAGE_SEND_BUFFER,
 	STAGE_QDISC,
+	STAGE_RETRANSMIT,
 	STAGE_COUNT, /* unattributed is what remains: user space subtracts */
 };
 

@@ -25,6 +25,7 @@
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
 /* Set before loading. */
+const volatile __u8 numa = 0; /* the kernel balances memory between NUMA nodes */
 const volatile __u64 min_duration = 1000000; /* ns: shorter stretches get no record of their own */
 
 enum process_flags {
@@ -62,6 +63,14 @@ struct thread {
 	__u64 wake;	 /* when it was last woken */
 	__u64 fault;	 /* start of the page fault it is in; 0 if none */
 	__s64 fault_base; /* the lane's page_fault time at that start */
+	/*
+	 * What it is in of reclaim and compaction, innermost in the lowest byte: they nest, in a fault or a system
+	 * call. For each of the two: its start, and the lane's time in it then.
+	 */
+	__u32 memory, pad2;
+	__u64 memory_from[2];
+	__s64 memory_base[2];
+	__u64 remote_faults; /* the kernel's count at its latest fault */
 	__u64 throttled; /* cfs_rq->throttled_clock_pelt_time when it left the CPU */
 	__u64 cfs_rq;	 /* the run queue that was read from */
 	__u64 queued_from, queued_to; /* its longest wait in the run queue for no lane, until it sleeps or takes a lane up */
@@ -87,10 +96,24 @@ struct lane {
 	__s64 wait; /* clock, see clock_*() */
 	__s64 ns[THREAD_STAGES]; /* ns[STAGE_WAIT] unused */
 	__s64 major;
+	__s64 remote; /* pages that faults found on another NUMA node */
 	__u64 since; /* start of the present state */
 	__u32 state; /* enum stage */
 	__u32 tid;   /* thread that carries it */
 	__u32 lost;  /* occurrence records lost */
+	__u32 pad;
+};
+
+/*
+ * When bytes were first sent, for when they are sent again: the latest segments of a response, those within MARK_NS
+ * of each other as one. 8: a loss shows within a round trip where more is sent after it, and else is among the last.
+ */
+#define MARKS 8
+#define MARK_NS 1000000
+struct mark {
+	__u64 at;
+	__s64 send; /* done[STAGE_SEND_BUFFER] then */
+	__u32 end;  /* sequence number behind the last byte */
 	__u32 pad;
 };
 
@@ -112,7 +135,9 @@ struct conn {
 	__u8 no_arrival;
 	__u8 head_alone;   /* the present send call is given the response's head, or part of it, and nothing else */
 	__u8 slot;	   /* in pending while it waits to be accepted, from 1; 0 none */
-	__u8 pad1[1];
+	__u8 losing;	   /* bytes of the response that were sent again are not acknowledged */
+	__u8 marked;	   /* marks made so far, at most 2 * MARKS */
+	__u8 pad1[3];
 	__u32 sending;	 /* inside a send call */
 	__u32 head_last; /* last four bytes of the head so far */
 	__u16 head_bytes;
@@ -131,12 +156,19 @@ struct conn {
 	__u32 send_size; /* bytes that the present send call was given */
 	__u64 first_out; /* when the first byte since then passed the device */
 	/* clocks of this request, see clock_*() */
-	__s64 receive, send, qdisc;
+	__s64 receive, send, qdisc, retransmit;
 	__u32 handed;	  /* sequence number up to which bytes were handed to the device */
 	__u32 transmitted; /* … and passed by it */
 	__u8 sequenced;	  /* handed and transmitted are valid */
 	__u8 pad2[7];
 	__u64 handed_at, transmitted_at;
+	__u32 response_seq; /* sequence number of the response's first byte */
+	__u32 lost_until;   /* … behind the last byte that was sent again */
+	__u32 retransmits, pad3;
+	__u64 retransmit_since, resent_at;
+	struct mark marks[MARKS];
+	__s64 softirq_delay, next_softirq_delay; /* of what brought start and next_start; -1 unknown */
+	__s64 base_remote;
 	struct lane_key lane;
 	__s64 lane_wait; /* the lane's wait clock when socket_state began */
 	__s64 lane_lost;
@@ -211,8 +243,9 @@ struct {
 	__type(value, struct conn);
 } conns SEC(".maps");
 
-#define MAX_CONNS 65536 /* 40 MB of storage, beside some 200 MB that the sockets themselves take */
+#define MAX_CONNS 65536 /* 60 MB of storage, beside some 200 MB that the sockets themselves take */
 __u64 conns_open = 0;
+__u32 conns_losing = 0; /* those that wait for the acknowledgement of what was sent again */
 
 /*
  * Connections that wait to be accepted (accept.h). 64, a bit each in

@@ -7,6 +7,8 @@
  */
 #include "conn.h"
 #include "head.h"
+#include "retransmit.h"
+#include "softirq.h"
 #include "syscalls_x86.h"
 
 #define MSG_PEEK 2
@@ -35,14 +37,18 @@ int BPF_PROG(data_ready, struct sock *sk)
 	if (unread <= (state == TCP_CLOSE_WAIT ? 1 : 0))
 		return 0;
 	if (c->state == CONN_ACTIVE && c->responding) {
-		if (!c->next_start)
+		if (!c->next_start) {
 			c->next_start = bpf_ktime_get_ns();
+			c->next_softirq_delay = softirq_delay();
+		}
 		return 0;
 	}
 	now = bpf_ktime_get_ns();
 	accept_look(now, 0);
-	if (c->state == CONN_IDLE && !c->start)
+	if (c->state == CONN_IDLE && !c->start) {
 		c->start = now;
+		c->softirq_delay = softirq_delay();
+	}
 	if (c->state == CONN_ACTIVE) {
 		/* the body is still arriving: all the waiting since the head was for it, save what other stages claim */
 		l = conn_lane(c);
@@ -135,6 +141,11 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 /* A new request on the connection: everything but the connection's own facts begins anew. */
 static __always_inline void request_reset(struct conn *c, __u64 start)
 {
+	retransmit_forgotten(c);
+	if (c->seq)
+		c->softirq_delay = c->next_start ? c->next_softirq_delay : -1;
+	else if (!c->start)
+		c->softirq_delay = -1;
 	c->seq++;
 	c->state = CONN_HEAD;
 	c->first = c->seq == 1;
@@ -149,6 +160,7 @@ static __always_inline void request_reset(struct conn *c, __u64 start)
 	c->first_out = 0;
 	c->handed_at = c->transmitted_at = 0;
 	c->body = c->body_receive = c->base_major = 0;
+	c->retransmit = c->retransmits = c->marked = 0;
 	__builtin_memset(c->done, 0, sizeof(c->done));
 	__builtin_memset(c->plain, 0, sizeof(c->plain));
 	if (c->seq > 1) {

@@ -13,6 +13,7 @@
  */
 #include "conn.h"
 #include "head.h"
+#include "retransmit.h"
 
 /* Where the bytes of a message begin and how many lie there together; 0 if they are not in user memory. */
 static __always_inline __u64 message_head(struct msghdr *msg, void **base)
@@ -169,8 +170,10 @@ int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 		return 0;
 	now = bpf_ktime_get_ns();
 	c->sending = 1;
-	if (!c->responding)
+	if (!c->responding) {
 		c->head_last = 0;
+		c->response_seq = tp->write_seq;
+	}
 	c->head_alone = 0;
 	if (!c->responding || c->response_open)
 		copied = response_head(c, msg, now);
@@ -195,7 +198,7 @@ int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 }
 
 /* Everything sent so far is with the device: a reading of the request as of then. */
-static __always_inline void progress(struct conn *c, struct lane *l, __u64 at, __u64 now)
+static __always_inline void progress(struct conn *c, struct sock *sk, struct lane *l, __u64 at, __u64 now)
 {
 	struct progress_record *p = bpf_ringbuf_reserve(&ring, sizeof(*p), 0);
 
@@ -225,6 +228,7 @@ static __always_inline void progress(struct conn *c, struct lane *l, __u64 at, _
 	__builtin_memcpy(p->exclusive, c->done, sizeof(c->done));
 	p->exclusive[STAGE_REQUEST_BODY] += c->body;
 	p->major = 0;
+	p->remote_faults = -1;
 	if (l) {
 #pragma unroll
 		for (int i = STAGE_CPU; i < THREAD_STAGES; i++) {
@@ -233,6 +237,8 @@ static __always_inline void progress(struct conn *c, struct lane *l, __u64 at, _
 				p->exclusive[i] += d;
 		}
 		p->major += l->major - c->base_major;
+		if (numa)
+			p->remote_faults = l->remote - c->base_remote;
 		if (l->lost != c->lane_lost)
 			p->flags |= PROGRESS_LOST;
 	}
@@ -252,6 +258,10 @@ static __always_inline void progress(struct conn *c, struct lane *l, __u64 at, _
 	p->plain[SOCKET_STAGE(STAGE_RECEIVE_QUEUE)] = clock_read(c->receive, now);
 	p->plain[SOCKET_STAGE(STAGE_SEND_BUFFER)] = clock_read(c->send, now);
 	p->plain[SOCKET_STAGE(STAGE_QDISC)] = clock_read(c->qdisc, now);
+	p->plain[SOCKET_STAGE(STAGE_RETRANSMIT)] = clock_read(c->retransmit, now);
+	p->retransmits = c->retransmits;
+	p->unacked = retransmit_timeout(sk);
+	p->softirq_delay = c->softirq_delay;
 	bpf_ringbuf_submit(p, BPF_RB_NO_WAKEUP);
 }
 
@@ -289,7 +299,7 @@ int BPF_PROG(send_length, struct sock *sk, int ret)
 		c->send_since = 0;
 	}
 	if (!clock_running(c->send) && !clock_running(c->qdisc) && c->writes != c->reported)
-		progress(c, conn_lane(c), c->transmitted_at ? c->transmitted_at : now, now);
+		progress(c, sk, conn_lane(c), c->transmitted_at ? c->transmitted_at : now, now);
 	else
 		conn_moved(c, now);
 	return 0;
@@ -364,6 +374,7 @@ int BPF_PROG(dev_xmit, struct sk_buff *skb)
 	now = bpf_ktime_get_ns();
 	c->transmitted = end;
 	c->transmitted_at = now;
+	sent_first(c, end, now);
 	if (c->responding && !c->first_out)
 		c->first_out = now;
 	if (end != c->handed)
@@ -372,7 +383,7 @@ int BPF_PROG(dev_xmit, struct sk_buff *skb)
 	conn_occurrence(c, STAGE_QDISC, c->qdisc_since, now);
 	c->qdisc_since = 0;
 	if (!clock_running(c->send) && !c->sending && c->writes != c->reported)
-		progress(c, conn_lane(c), now, now);
+		progress(c, sk, conn_lane(c), now, now);
 	else
 		conn_moved(c, now);
 	return 0;

@@ -7,6 +7,7 @@
  * Kernels: inet_sock_set_state from 4.16.
  */
 #include "conn.h"
+#include "retransmit.h"
 
 /* A connection to a tracked port is established; a process begins to listen; a connection ends. */
 SEC("tp_btf/inet_sock_set_state")
@@ -50,10 +51,14 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 		c->slot = accept_waits(sk, c->established);
 		return 0;
 	}
-	if (new_state != TCP_FIN_WAIT1 && new_state != TCP_LAST_ACK && new_state != TCP_CLOSE)
+	if (new_state != TCP_FIN_WAIT1 && new_state != TCP_FIN_WAIT2 && new_state != TCP_LAST_ACK && new_state != TCP_CLOSE)
 		return 0;
 	c = conn_of(sk);
 	if (!c)
+		return 0;
+	if (c->losing)
+		retransmit_state(c, sk, new_state == TCP_CLOSE);
+	if (new_state == TCP_FIN_WAIT2)
 		return 0;
 	accept_forget(sk, c->slot);
 	c->slot = 0;
@@ -71,13 +76,13 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 	 */
 	if (c->state == CONN_ACTIVE && (!c->responding || (c->writes != c->reported && drained) ||
 					(new_state == TCP_CLOSE && (c->writes != c->reported || !drained))))
-		progress(c, conn_lane(c), now, now);
+		progress(c, sk, conn_lane(c), now, now);
 	r.r.kind = RECORD_CLOSE;
 	r.r.cookie = c->cookie;
 	r.r.seq = c->seq;
 	r.r.time = now;
 	r.flags = (drained ? CLOSE_DRAINED : 0) |
-		  (new_state == TCP_CLOSE ? CLOSE_FINAL : 0) | (c->lost ? CLOSE_LOST : 0);
+		  (new_state == TCP_CLOSE ? CLOSE_FINAL : 0) | (c->lost ? CLOSE_LOST : 0) | (all_acked(sk) ? CLOSE_ACKED : 0);
 	send_up(&r, sizeof(r), LOST_CLOSE);
 	/* a connection's goroutine ends with it; a thread's lane with the thread */
 	if (new_state == TCP_CLOSE && c->lane.goroutine)

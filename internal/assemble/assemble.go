@@ -64,6 +64,7 @@ type Assembler struct {
 	lanes    map[probe.Lane][]*request // requests in flight on each lane
 	held     []*stall                  // in the order of their beginning
 	stalls   map[stallKey][]*stall     // the same
+	unproven []unproven                // whole requests whose last bytes may yet prove lost
 	now      uint64
 	swept    uint64
 	unparsed map[string]uint64
@@ -87,11 +88,13 @@ type request struct {
 	framing  httphead.Framing
 	respHead []byte
 	response *httphead.Response
-	last     probe.Progress // latest reading
-	measured bool           // last is set
-	chunkAt  uint64         // time of the latest chunk
-	followed bool           // the client has gone on to the next request: it had its answer
-	spans    intervals      // taken by occurrences already given on
+	last     probe.Progress   // latest reading
+	measured bool             // last is set
+	chunkAt  uint64           // time of the latest chunk
+	until    uint64           // it is whole, and finished then if nothing proves to be lost; 0 while it is not
+	loss     probe.Retransmit // the latest word on what was sent again; its Retransmits are 0 if nothing was
+	followed bool             // the client has gone on to the next request: it had its answer
+	spans    intervals        // taken by occurrences already given on
 	count    int
 	held     int  // stalls that it is delayed by and that are held
 	ended    bool // it is off its connection, and settled
@@ -136,8 +139,11 @@ func (a *Assembler) Handle(e probe.Event) {
 		a.occurrence(e)
 	case *probe.Close:
 		a.close(e)
+	case *probe.Retransmit:
+		a.retransmit(e)
 	case *probe.Tick:
 		a.now = e.Now
+		a.finishProven()
 		a.releaseDue(a.now)
 		a.sweep()
 	}
@@ -146,8 +152,10 @@ func (a *Assembler) Handle(e probe.Event) {
 // Close gives on every request in flight as it stands, marked as incomplete.
 func (a *Assembler) Close() {
 	for cookie, c := range a.conns {
-		if c.request != nil {
-			c.request.problem(IncompleteStopped)
+		if r := c.request; r != nil {
+			if r.until == 0 || r.losing() {
+				r.problem(IncompleteStopped)
+			}
 			a.finish(c)
 		}
 		delete(a.conns, cookie)
@@ -335,6 +343,9 @@ func (a *Assembler) progress(e *probe.Progress) {
 	}
 	r := c.request
 	c.heard = e.Time
+	if r.until != 0 {
+		return // it is whole
+	}
 	if r.framing.ContentLength >= 0 && !r.framing.Truncated && !r.framing.Chunked &&
 		e.Received > uint64(r.framing.HeadBytes)+uint64(r.framing.ContentLength) {
 		a.refuse(c, RefusedPipelined)
@@ -348,7 +359,7 @@ func (a *Assembler) progress(e *probe.Progress) {
 	r.chunk(e)
 	r.last, r.measured = *e, true
 	if r.complete() || c.closing {
-		a.finish(c)
+		a.prove(e.Cookie, c)
 	}
 }
 
@@ -402,9 +413,12 @@ func (a *Assembler) close(e *probe.Close) {
 		if e.Lost {
 			r.problem(IncompleteLost)
 		}
-		if e.Drained || e.Final {
+		switch {
+		case e.Final, e.Drained && e.Acked:
 			a.finish(c)
-		} else {
+		case e.Drained:
+			a.prove(e.Cookie, c)
+		default:
 			c.closing = true
 		}
 	}
@@ -447,6 +461,9 @@ func (a *Assembler) finish(c *conn) {
 		r.problem(IncompleteResponse)
 	case r.followed || len(r.problems) > 0 && slices.Contains(cutShort, r.problems[len(r.problems)-1]):
 	case r.last.Sent == 0, !r.complete() && (r.response.ContentLength >= 0 || r.response.Chunked):
+		r.problem(IncompleteAborted)
+	}
+	if r.loss.Over && !r.loss.Acked {
 		r.problem(IncompleteAborted)
 	}
 	r.settle(a.cfg.Unavailable)

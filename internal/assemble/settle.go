@@ -10,6 +10,8 @@ import (
 // overlap and sum, with Unattributed, to its wall time.
 func (r *request) settle(unavailable []stage.Stage) {
 	p := &r.last
+	r.settleLoss()
+	r.SoftirqDelay, r.RemoteFaults = p.SoftirqDelay, p.RemoteFaults
 	r.End = max(p.Time, r.Start)
 	r.BytesIn, r.BytesOut = p.Received, p.Sent
 	r.Streaming = r.response != nil && (r.response.EventStream || r.response.Chunked && r.Chunks > 1)

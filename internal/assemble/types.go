@@ -38,22 +38,25 @@ type Request struct {
 	Start      uint64 // first byte readable in the kernel
 	FirstRead  uint64 // the read that completed the header returned
 	FirstChunk uint64 // first response byte handed to the device; 0 if none
-	End        uint64 // last response byte handed to the device
+	End        uint64 // last response byte handed to the device; if bytes were sent again, their acknowledgement
 
-	Status     int  // response status; 0 if no response head was seen
-	Streaming  bool // text/event-stream, ndjson, or chunked with more than one write
-	Chunks     int  // response writes that reached the device
-	BytesIn    uint64
-	BytesOut   uint64
-	Gaps       Gaps
-	GapValues  []int64       // the latest pauses between response writes, at most MaxGapValues, in nanoseconds
-	Exclusive  stage.Times   // nanoseconds; sums to End-Start with Unattributed
-	Plain      stage.Times   // socket stages only: overlapping totals
-	MajorFault int64         // nanoseconds of Exclusive[stage.PageFault] in faults that waited for I/O
-	SharedBy   int           // largest number of requests in flight on its thread; 1 if alone
-	Missing    []stage.Stage // stages that could not be measured for this request
-	Refused    string        // not "" if no true account of its stages can be given
-	Incomplete []string      // why the record is not whole: lost_records, head_truncated, aborted, …
+	Status       int  // response status; 0 if no response head was seen
+	Streaming    bool // text/event-stream, ndjson, or chunked with more than one write
+	Chunks       int  // response writes that reached the device
+	BytesIn      uint64
+	BytesOut     uint64
+	Gaps         Gaps
+	GapValues    []int64       // the latest pauses between response writes, at most MaxGapValues, in nanoseconds
+	Exclusive    stage.Times   // nanoseconds; sums to End-Start with Unattributed
+	Plain        stage.Times   // socket stages only: overlapping totals
+	MajorFault   int64         // nanoseconds of Exclusive[stage.PageFault] in faults that waited for I/O
+	SharedBy     int           // largest number of requests in flight on its thread; 1 if alone
+	Retransmits  int           // segments of the response that were sent again
+	SoftirqDelay int64         // nanoseconds between the raising and the running of the softirq that brought the first byte; -1 unknown
+	RemoteFaults int64         // pages that faults found on another NUMA node; -1 unknown
+	Missing      []stage.Stage // stages that could not be measured for this request
+	Refused      string        // not "" if no true account of its stages can be given
+	Incomplete   []string      // why the record is not whole: lost_records, head_truncated, aborted, …
 }
 
 // MaxGapValues bounds Request.GapValues.

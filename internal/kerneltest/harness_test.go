@@ -166,12 +166,13 @@ func (s *server) cpuTime() int64 {
 	return ns
 }
 
-// evict drops the server's file from the page cache.
+// evict drops the server's file from the page cache, what is written to it first.
 func (s *server) evict() {
 	s.t.Helper()
 	f, err := os.Open(s.file)
 	require.NoError(s.t, err)
 	defer f.Close()
+	require.NoError(s.t, f.Sync())
 	require.NoError(s.t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 

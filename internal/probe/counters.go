@@ -28,6 +28,7 @@ var lostReasons = map[bpf.KernelCounter]string{
 	bpf.KernelCounterLOST_OCCURRENCE:    "ring_full_occurrence",
 	bpf.KernelCounterLOST_CLOSE:         "ring_full_close",
 	bpf.KernelCounterLOST_PROCESS:       "ring_full_process",
+	bpf.KernelCounterLOST_RETRANSMIT:    "ring_full_retransmit",
 }
 
 var fullMaps = map[bpf.KernelCounter]string{
@@ -110,6 +111,8 @@ func kindOf(e Event) string {
 		return "occurrence"
 	case *Close:
 		return "close"
+	case *Retransmit:
+		return "retransmit"
 	}
 	return "process"
 }

@@ -64,6 +64,7 @@ func decode(raw []byte) (Event, error) {
 		e := &Progress{
 			Socket: socket, Lane: lane(p.Pid, p.Lane), Start: p.Start, FirstRead: p.FirstRead,
 			Received: p.Received, Sent: p.Sent, Chunks: p.Chunks, First: p.First, Major: p.Major,
+			SoftirqDelay: p.SoftirqDelay, RemoteFaults: p.RemoteFaults, Retransmits: p.Retransmits, Unacked: uint64(p.Unacked) * 1000,
 			LastChunk: flags&bpf.KernelProgressFlagsPROGRESS_LAST_CHUNK != 0,
 			Lost:      flags&bpf.KernelProgressFlagsPROGRESS_LOST != 0,
 			NoLane:    flags&bpf.KernelProgressFlagsPROGRESS_NO_LANE != 0,
@@ -85,6 +86,16 @@ func decode(raw []byte) (Event, error) {
 			Socket: socket, PID: o.Pid, Lane: lane(o.Pid, o.Lane), TID: o.Tid, Stage: s, Start: o.Start, Duration: int64(o.Duration),
 			Syscall: o.Syscall, Major: bpf.KernelOccurrenceFlags(o.Flags)&bpf.KernelOccurrenceFlagsOCCURRENCE_MAJOR != 0,
 		}, nil
+	case bpf.KernelRecordKindRECORD_RETRANSMIT:
+		var t bpf.KernelRetransmitRecord
+		if err := copyRecord(&t, raw); err != nil {
+			return nil, err
+		}
+		flags := bpf.KernelRetransmitFlags(t.Flags)
+		return &Retransmit{
+			Socket: socket, Start: t.Start, Plain: t.Plain, Retransmits: t.Retransmits,
+			Over: flags&bpf.KernelRetransmitFlagsRETRANSMIT_OVER != 0, Acked: flags&bpf.KernelRetransmitFlagsRETRANSMIT_ACKED != 0,
+		}, nil
 	case bpf.KernelRecordKindRECORD_CLOSE:
 		var c bpf.KernelCloseRecord
 		if err := copyRecord(&c, raw); err != nil {
@@ -93,6 +104,7 @@ func decode(raw []byte) (Event, error) {
 		flags := bpf.KernelCloseFlags(c.Flags)
 		return &Close{
 			Socket: socket, Drained: flags&bpf.KernelCloseFlagsCLOSE_DRAINED != 0,
+			Acked: flags&bpf.KernelCloseFlagsCLOSE_ACKED != 0,
 			Final: flags&bpf.KernelCloseFlagsCLOSE_FINAL != 0, Lost: flags&bpf.KernelCloseFlagsCLOSE_LOST != 0,
 		}, nil
 	}

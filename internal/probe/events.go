@@ -71,6 +71,11 @@ type Progress struct {
 	Plain     stage.Times // of the socket stages
 	Major     int64       // of Exclusive[stage.PageFault]
 
+	SoftirqDelay int64  // how late the softirq was that brought the first byte; -1 unknown
+	RemoteFaults int64  // pages that faults found on another NUMA node; -1 unknown
+	Retransmits  uint32 // segments of the response that were sent again
+	Unacked      uint64 // for how long after Time the kernel may find that bytes sent so far were lost
+
 	LastChunk bool // the last write ended with the terminator of chunked encoding
 	Lost      bool // a record of this request was lost
 	NoLane    bool // the serving thread or goroutine was not known for some of the time
@@ -97,8 +102,20 @@ type Occurrence struct {
 type Close struct {
 	Socket
 	Drained bool // nothing was left unsent
+	Acked   bool // … and the client has acknowledged everything
 	Final   bool
 	Lost    bool
+}
+
+// Retransmit says that bytes of a request's response were lost and sent again at
+// Time, or with Over that nothing which was sent again is outstanding any more.
+type Retransmit struct {
+	Socket
+	Start       uint64 // when they were first sent, or a time after that
+	Plain       int64  // the response's total so far, from the first sending to the acknowledgement
+	Retransmits uint32 // segments sent again so far
+	Over        bool
+	Acked       bool // with Over: they are acknowledged, and not given up
 }
 
 // Exec says that a process runs a new program; any process of the machine.
@@ -124,6 +141,7 @@ func (*ResponseHead) event() {}
 func (*Progress) event()     {}
 func (*Occurrence) event()   {}
 func (*Close) event()        {}
+func (*Retransmit) event()   {}
 func (*Exec) event()         {}
 func (*Fork) event()         {}
 func (*Exit) event()         {}

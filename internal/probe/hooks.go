@@ -60,6 +60,17 @@ var hooks = []*hook{
 	{program: "sched_waking", tracepoint: "sched_waking", load: scheduler, since: "5.14"},
 	{program: "contention_end", tracepoint: "contention_end", load: scheduler, since: "5.19"},
 	{program: "contention_begin", tracepoint: "contention_begin", load: scheduler, since: "5.19"},
+	{program: "direct_reclaim_end", tracepoint: "mm_vmscan_direct_reclaim_end", load: scheduler, since: "2.6.35"},
+	{program: "direct_reclaim_begin", tracepoint: "mm_vmscan_direct_reclaim_begin", load: scheduler, since: "2.6.35"},
+	{program: "memcg_reclaim_end", tracepoint: "mm_vmscan_memcg_reclaim_end", load: scheduler, since: "3.2 with CONFIG_MEMCG"},
+	{program: "memcg_reclaim_begin", tracepoint: "mm_vmscan_memcg_reclaim_begin", load: scheduler, since: "3.2 with CONFIG_MEMCG"},
+	{program: "compaction_end", tracepoint: "mm_compaction_end", load: scheduler, since: "3.19 with CONFIG_COMPACTION"},
+	{program: "compaction_begin", tracepoint: "mm_compaction_begin", load: scheduler, since: "3.19 with CONFIG_COMPACTION"},
+	{program: "tcp_ack", tracepoint: "tcp_probe", load: scheduler, since: "4.16"},
+	{program: "tcp_retransmit", tracepoint: "tcp_retransmit_skb", load: scheduler, since: "4.15"},
+	{program: "softirq_exit", tracepoint: "softirq_exit", load: scheduler, since: "2.6.31"},
+	{program: "softirq_entry", tracepoint: "softirq_entry", load: scheduler, since: "2.6.31"},
+	{program: "softirq_raise", tracepoint: "softirq_raise", load: scheduler, since: "2.6.37"},
 	{program: "page_fault_minor", event: unix.PERF_COUNT_SW_PAGE_FAULTS_MIN, load: scheduler, since: "2.6.31"},
 	{program: "page_fault_major", event: unix.PERF_COUNT_SW_PAGE_FAULTS_MAJ, load: scheduler, since: "2.6.31"},
 	{program: "page_fault_user", tracepoint: "page_fault_user", load: scheduler, since: "3.13 on x86-64"},
@@ -72,6 +83,8 @@ var needs = map[stage.Stage][]string{
 	stage.RunQueue:     {"sched_switch", "sched_waking"},
 	stage.Throttled:    {"sched_switch", "sched_waking"},
 	stage.PageFault:    {"sched_switch", "sched_waking", "page_fault_user", "page_fault_minor", "page_fault_major"},
+	stage.Reclaim:      {"sched_switch", "sched_waking", "direct_reclaim_begin", "direct_reclaim_end"},
+	stage.Compaction:   {"sched_switch", "sched_waking", "compaction_begin", "compaction_end"},
 	stage.PageCache:    {"sched_switch", "sched_waking"},
 	stage.BlockIO:      {"sched_switch", "sched_waking"},
 	stage.Lock:         {"sched_switch", "sched_waking"},
@@ -83,12 +96,16 @@ var needs = map[stage.Stage][]string{
 	stage.ReceiveQueue: {"data_ready", "recv_length"},
 	stage.SendBuffer:   {"sendmsg_locked", "send_length", "dev_queue"},
 	stage.Qdisc:        {"dev_queue", "dev_xmit"},
+	stage.Retransmit:   {"tcp_retransmit", "tcp_ack", "dev_xmit", "sock_set_state"},
 }
 
 // helpful lists programs that a stage gains by but can do without.
 var helpful = map[stage.Stage][]string{
 	stage.PageFault: {"page_fault_kernel"},
+	stage.Reclaim:   {"memcg_reclaim_begin", "memcg_reclaim_end"},
 	stage.Lock:      {"contention_begin", "contention_end"},
+	// evidence: what brings a request's bytes may wait for a CPU too
+	stage.RunQueue: {"softirq_raise", "softirq_entry", "softirq_exit"},
 }
 
 // wanted returns the hooks that serve a stage that is not disabled, or the core.

@@ -42,7 +42,7 @@ func TestTheReportSaysWhyAndWhatIsLeft(t *testing.T) {
 	assert.Equal(t, StageReport{Stage: stage.Qdisc, Reason: "disabled in the configuration"}, got[stage.Qdisc])
 	assert.True(t, got[stage.Lock].Available)
 	assert.Equal(t, "in part: no contention", got[stage.Lock].Reason)
-	assert.Equal(t, "tp_btf/sched_switch + tp_btf/sched_waking", got[stage.RunQueue].Hook)
+	assert.Equal(t, "tp_btf/sched_switch + tp_btf/sched_waking", got[stage.Syscall].Hook)
 }
 
 func TestHooksOfDisabledStagesAreNotUsed(t *testing.T) {

@@ -90,6 +90,9 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 	if err := spec.Variables["min_duration"].Set(uint64(max(cfg.MinDuration, 0))); err != nil {
 		return nil, fmt.Errorf("set min_duration: %w", err)
 	}
+	if err := spec.Variables["numa"].Set(balancesNUMA("/")); err != nil {
+		return nil, fmt.Errorf("set numa: %w", err)
+	}
 	spec.Maps["ring"].MaxEntries = uint32(cfg.RingBytes)
 
 	p := &Probe{

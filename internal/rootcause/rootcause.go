@@ -55,8 +55,18 @@ func explain(e Evidence) Finding {
 			}
 		}
 		return Finding{
-			"page faults that needed no storage took long: first touch of fresh memory, reclaim or compaction.",
-			"Touch memory before serving (MAP_POPULATE, warm-up requests), leave head room below memory.high and memory.max, and set transparent huge pages' defrag to defer or madvise.",
+			"page faults that needed no storage took long: most likely first touch of fresh memory. Reclaim and compaction within faults are counted apart.",
+			"Touch memory before serving (MAP_POPULATE, warm-up requests), keep what was allocated, and use huge pages for large buffers.",
+		}
+	case stage.Reclaim:
+		return Finding{
+			"memory had run out, in the thread's cgroup or on the machine, and the thread had to free some itself before it got any (direct reclaim).",
+			"Leave head room below the cgroup's memory.high and memory.max; on a full machine raise vm.min_free_kbytes or vm.watermark_scale_factor, so that kswapd frees memory before threads must; look at the memory pressure files (memory.pressure, /proc/pressure/memory) for who else fills it.",
+		}
+	case stage.Compaction:
+		return Finding{
+			"the thread asked for a huge page, or another large block, and had to move other pages together itself first (direct compaction).",
+			"Set /sys/kernel/mm/transparent_hugepage/defrag to defer or defer+madvise, reserve huge pages at boot, or allocate large buffers once, before memory is fragmented.",
 		}
 	case stage.PageCache:
 		return Finding{
@@ -121,6 +131,11 @@ func explain(e Evidence) Finding {
 		return Finding{
 			"packets waited in the network device's queue.",
 			"Look for traffic shaping and bulk transfers on the device; use fq or fq_codel.",
+		}
+	case stage.Retransmit:
+		return Finding{
+			"bytes of the response were sent again, because the network lost them or their acknowledgement, and the client waited for them.",
+			"Look for loss on the path to the client (ip -s link, nstat TcpRetransSegs, switch and NIC drop counters, full receive queues at the client); shorten the wait with tail loss probes and RACK (on by default in Linux) and a lower minimum RTO on short paths (ip route ... rto_min).",
 		}
 	case stage.CPU:
 		return Finding{

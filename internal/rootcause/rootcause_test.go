@@ -37,6 +37,9 @@ func TestEvidenceRefinesTheCause(t *testing.T) {
 		{"a file lock is told from a futex", Evidence{Stage: stage.Lock, Syscall: "flock"}, "a lock in flock", "holder"},
 		{"sharing is told", Evidence{Stage: stage.RunQueue, SharedBy: 7}, "shared by 7 requests", "OMP_NUM_THREADS"},
 		{"throttling points to cpu.max", Evidence{Stage: stage.Throttled}, "quota", "cpu.max"},
+		{"reclaim is told from the faults it happens in", Evidence{Stage: stage.Reclaim}, "had to free some itself", "memory.max"},
+		{"compaction points to transparent huge pages", Evidence{Stage: stage.Compaction}, "huge page", "defrag"},
+		{"a retransmission is the network's", Evidence{Stage: stage.Retransmit}, "sent again", "loss on the path"},
 		{"a span without kernel stages is named", Evidence{Span: "decode"}, `"decode"`, "receiver"},
 	}
 	for _, tt := range tests {

@@ -19,6 +19,8 @@ const (
 	RunQueue                  // runnable, not running
 	Throttled                 // stopped by CFS bandwidth (cpu.max)
 	PageFault                 // in a page fault, major or minor
+	Reclaim                   // freeing memory itself, for the machine or for its cgroup (direct reclaim)
+	Compaction                // moving pages together itself, for a huge one (direct compaction)
 	PageCache                 // waiting for I/O in a buffered read
 	BlockIO                   // waiting for other I/O (O_DIRECT, fsync, writeback)
 	Lock                      // futex mutex, flock/fcntl, kernel lock
@@ -30,16 +32,17 @@ const (
 	ReceiveQueue              // bytes readable, not yet read
 	SendBuffer                // accepted by send, not yet handed to the device
 	Qdisc                     // in the device's queue
+	Retransmit                // sent, lost and sent again, until acknowledged
 	Unattributed              // wall time that nothing above explains
 	count
 )
 
 var names = [count]string{
 	Unknown: "unknown", CPU: "cpu", RunQueue: "run_queue", Throttled: "throttled",
-	PageFault: "page_fault", PageCache: "page_cache",
+	PageFault: "page_fault", Reclaim: "reclaim", Compaction: "compaction", PageCache: "page_cache",
 	BlockIO: "block_io", Lock: "lock", Syscall: "syscall", Stopped: "stopped", Wait: "wait",
 	AcceptQueue: "accept_queue", RequestBody: "request_body", ReceiveQueue: "receive_queue",
-	SendBuffer: "send_buffer", Qdisc: "qdisc", Unattributed: "unattributed",
+	SendBuffer: "send_buffer", Qdisc: "qdisc", Retransmit: "retransmit", Unattributed: "unattributed",
 }
 
 // Count is the number of stages, Unknown included: the length of a Times.
@@ -48,8 +51,8 @@ const Count = int(count)
 // Precedence lists the stages from the strongest claim on a moment to the
 // weakest. Unattributed is what remains and therefore not listed.
 var Precedence = []Stage{
-	Throttled, RunQueue, PageFault, PageCache, BlockIO, Lock, Syscall, Stopped,
-	CPU, SendBuffer, Qdisc, AcceptQueue, ReceiveQueue, RequestBody, Wait,
+	Throttled, RunQueue, Reclaim, Compaction, PageFault, PageCache, BlockIO, Lock, Syscall, Stopped,
+	CPU, Retransmit, SendBuffer, Qdisc, AcceptQueue, ReceiveQueue, RequestBody, Wait,
 }
 
 // String returns the stage's exported name, as used in
@@ -78,7 +81,7 @@ func All() []Stage {
 
 // Socket tells whether the stage is read from the state of the request's
 // socket, and so known whatever the server's runtime does.
-func (s Stage) Socket() bool { return s >= AcceptQueue && s <= Qdisc }
+func (s Stage) Socket() bool { return s >= AcceptQueue && s <= Retransmit }
 
 // Stall tells whether the stage is a delay that somebody could remove. CPU,
 // Wait and Unattributed are what is left over: they get totals, but no spans of

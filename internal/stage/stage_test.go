@@ -16,12 +16,13 @@ func TestTheKernelCountsByTheSameNumbers(t *testing.T) {
 		stage.Unknown: bpf.KernelStageSTAGE_UNKNOWN, stage.CPU: bpf.KernelStageSTAGE_CPU,
 		stage.RunQueue: bpf.KernelStageSTAGE_RUN_QUEUE, stage.Throttled: bpf.KernelStageSTAGE_THROTTLED,
 		stage.PageFault: bpf.KernelStageSTAGE_PAGE_FAULT, stage.PageCache: bpf.KernelStageSTAGE_PAGE_CACHE,
+		stage.Reclaim: bpf.KernelStageSTAGE_RECLAIM, stage.Compaction: bpf.KernelStageSTAGE_COMPACTION,
 		stage.BlockIO: bpf.KernelStageSTAGE_BLOCK_IO, stage.Lock: bpf.KernelStageSTAGE_LOCK,
 		stage.Syscall: bpf.KernelStageSTAGE_SYSCALL, stage.Stopped: bpf.KernelStageSTAGE_STOPPED,
 		stage.Wait: bpf.KernelStageSTAGE_WAIT, stage.AcceptQueue: bpf.KernelStageSTAGE_ACCEPT_QUEUE,
 		stage.RequestBody: bpf.KernelStageSTAGE_REQUEST_BODY, stage.ReceiveQueue: bpf.KernelStageSTAGE_RECEIVE_QUEUE,
 		stage.SendBuffer: bpf.KernelStageSTAGE_SEND_BUFFER, stage.Qdisc: bpf.KernelStageSTAGE_QDISC,
-		stage.Unattributed: bpf.KernelStageSTAGE_COUNT,
+		stage.Retransmit: bpf.KernelStageSTAGE_RETRANSMIT, stage.Unattributed: bpf.KernelStageSTAGE_COUNT,
 	} {
 		assert.EqualValues(t, k, s, s)
 	}

@@ -59,7 +59,7 @@ func TestConfigThatIsValid(t *testing.T) {
 
 func TestConfigMistakesAreNamedWithTheirRemedy(t *testing.T) {
 	for name, want := range map[string][]string{
-		"unknown_stage":      {`there is no stage "page_falut"`, "page_fault, page_cache"},
+		"unknown_stage":      {`there is no stage "page_falut"`, "page_fault, reclaim, compaction, page_cache"},
 		"unattributed":       {`there is no stage "unattributed"`},
 		"all_disabled":       {"all are disabled", "leave one enabled"},
 		"negative_durations": {"min_duration is -1ms: it must be at least 10µs", "collection_interval is -10s: it must be at least 10ms"},

@@ -416,6 +416,15 @@ func putStages(a pcommon.Map, req *assemble.Request) {
 	if !missing[stage.PageFault] {
 		a.PutDouble("ebpfllm.page_fault.major", seconds(req.MajorFault))
 	}
+	if !missing[stage.Retransmit] {
+		a.PutInt("ebpfllm.retransmits", int64(req.Retransmits))
+	}
+	if req.SoftirqDelay >= 0 {
+		a.PutDouble("ebpfllm.softirq.delay", seconds(req.SoftirqDelay))
+	}
+	if req.RemoteFaults >= 0 {
+		a.PutInt("ebpfllm.numa.remote_faults", req.RemoteFaults)
+	}
 }
 
 // missingStages tells of each stage whether it could not be measured for req.

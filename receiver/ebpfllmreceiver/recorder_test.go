@@ -92,7 +92,7 @@ func streamed() *assemble.Request {
 		Status: 200, Streaming: true, Chunks: 3,
 		Gaps:       assemble.Gaps{N: 2, P50: 50e6, P99: 200e6, Max: 200e6},
 		GapValues:  []int64{50e6, 200e6},
-		MajorFault: 60e6, SharedBy: 2,
+		MajorFault: 60e6, SharedBy: 2, Retransmits: 1, SoftirqDelay: 2e6, RemoteFaults: 17,
 	}
 	r.Exclusive[stage.CPU] = 200e6
 	r.Exclusive[stage.PageFault] = 80e6
@@ -100,6 +100,7 @@ func streamed() *assemble.Request {
 	r.Exclusive[stage.Wait] = 90e6
 	r.Exclusive[stage.Unattributed] = 10e6
 	r.Plain[stage.SendBuffer] = 35e6
+	r.Plain[stage.Retransmit] = 15e6
 	return r
 }
 
@@ -110,7 +111,7 @@ func unlinked() *assemble.Request {
 		Peer:  assemble.Peer{Family: 10, LocalAddr: [16]byte{15: 1}, RemoteAddr: [16]byte{15: 1}, LocalPort: 8080, RemotePort: 40001},
 		Head:  httphead.Head{Method: "GET", Path: "/health", Proto: "1.0"},
 		Start: 2000 * ms, FirstRead: 2000 * ms, FirstChunk: 2010 * ms, End: 2010 * ms,
-		Status: 503, Chunks: 1, SharedBy: 1,
+		Status: 503, Chunks: 1, SharedBy: 1, SoftirqDelay: -1, RemoteFaults: -1,
 		Missing:    []stage.Stage{stage.PageFault, stage.Qdisc},
 		Incomplete: []string{assemble.IncompleteHead, assemble.IncompleteAborted},
 	}
@@ -333,6 +334,7 @@ func TestWhatIsNotKnownIsLeftOut(t *testing.T) {
 	for _, name := range []string{
 		"http.response.status_code", "ebpfllm.response.time_to_first_chunk", "ebpfllm.response.chunk.gap.p50", "url.path",
 		"ebpfllm.stage.page_fault", "ebpfllm.page_fault.major", "ebpfllm.socket.qdisc", "gen_ai.operation.name", "ebpfllm.shared_by", "ebpfllm.tid",
+		"ebpfllm.softirq.delay", "ebpfllm.numa.remote_faults",
 	} {
 		_, ok := a.Get(name)
 		assert.False(t, ok, name)

@@ -10,6 +10,8 @@
  *   /direct      reads FILE past the page cache
  *   /map         touches a mapping of FILE, page by page
  *   /touch?MIB   touches fresh memory
+ *   /dirty       writes to a mapping of FILE, page by page
+ *   /compact     has the kernel compact its memory, in the calling thread
  *   /accept?MS   answers; the next accept but one, at the latest, waits for MS
  *   /big?KIB     answers with KIB KiB
  *   /stream?N    answers in N chunks
@@ -123,6 +125,20 @@ static void delay(const char *path, long arg)
 		for (long i = 0; i < st.st_size; i += 4096)
 			sink += p[i];
 		munmap(p, st.st_size);
+		close(fd);
+	} else if (!strcmp(path, "/dirty")) {
+		int fd = open(file, O_RDWR);
+		struct stat st;
+		fstat(fd, &st);
+		char *p = mmap(0, st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		for (long i = 0; i < st.st_size; i += 4096)
+			p[i]++;
+		munmap(p, st.st_size);
+		close(fd);
+	} else if (!strcmp(path, "/compact")) {
+		int fd = open("/proc/sys/vm/compact_memory", O_WRONLY);
+		if (write(fd, "1", 1) != 1)
+			perror("compact_memory");
 		close(fd);
 	} else if (!strcmp(path, "/touch")) {
 		long n = arg << 20;
