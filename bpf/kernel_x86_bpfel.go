@@ -19,6 +19,28 @@ type KernelArrival struct {
 	Accepted uint64
 }
 
+type KernelChainCpu struct {
+	_      structs.HostLayout
+	Socket uint64
+	Tid    uint32
+	Ports  uint32
+	Ready  uint32
+	Pad    uint32
+	Pieces [12]struct {
+		_     structs.HostLayout
+		From  uint64
+		To    uint64
+		Ns    uint64
+		Pid   uint32
+		Tid   uint32
+		Waker uint32
+		Stage uint8
+		Depth uint8
+		Major uint8
+		Pad   uint8
+	}
+}
+
 type KernelCloseFlags uint32
 
 const (
@@ -56,7 +78,8 @@ type KernelConn struct {
 	Counted       uint8
 	NoArrival     uint8
 	HeadAlone     uint8
-	Pad1          [2]uint8
+	Pending       uint8
+	Pad1          uint8
 	_             [2]byte
 	Sending       uint32
 	HeadLast      uint32
@@ -101,6 +124,11 @@ type KernelConn struct {
 	BaseStopped   int64
 	Base          [11]int64
 	BaseMajor     int64
+	ChainSince    uint64
+	ChainWait     int64
+	ChainSocket   int64
+	Chained       [11]int64
+	ChainedMajor  int64
 	Done          [16]int64
 	Plain         [5]int64
 	ReceiveSince  uint64
@@ -167,15 +195,15 @@ type KernelHeadRecord struct {
 }
 
 type KernelLane struct {
-	_     structs.HostLayout
-	Wait  int64
-	Ns    [11]int64
-	Major int64
-	Since uint64
-	State uint32
-	Tid   uint32
-	Lost  uint32
-	Pad   uint32
+	_       structs.HostLayout
+	Wait    int64
+	Ns      [11]int64
+	Major   int64
+	Since   uint64
+	State   uint32
+	Tid     uint32
+	Lost    uint32
+	Pending uint32
 }
 
 type KernelLaneKey struct {
@@ -189,6 +217,7 @@ type KernelOccurrenceFlags uint32
 
 const (
 	KernelOccurrenceFlagsOCCURRENCE_MAJOR KernelOccurrenceFlags = 1
+	KernelOccurrenceFlagsOCCURRENCE_WAKER KernelOccurrenceFlags = 2
 )
 
 type KernelOccurrenceRecord struct {
@@ -278,6 +307,7 @@ type KernelProgressRecord struct {
 	Exclusive [16]int64
 	Plain     [5]int64
 	Major     int64
+	Waker     [11]int64
 }
 
 type KernelRecordKind uint32
@@ -333,17 +363,31 @@ type KernelThread struct {
 	Out        uint64
 	Wake       uint64
 	Fault      uint64
+	FaultOut   uint64
 	FaultBase  int64
 	Throttled  uint64
 	CfsRq      uint64
 	QueuedFrom uint64
 	QueuedTo   uint64
-	Recent     [8]struct {
+	Recent     [16]struct {
 		_     structs.HostLayout
 		From  uint64
 		To    uint64
-		Stage uint64
+		Ns    uint64
+		Pid   uint32
+		Tid   uint32
+		Waker uint32
+		Stage uint8
+		Depth uint8
+		Major uint8
+		Pad   uint8
 	}
+	Known       uint64
+	Conn        uint64
+	Used        uint64
+	UsedOther   uint64
+	Cause       uint64
+	Waker       uint32
 	Next        uint32
 	Syscall     int32
 	Off         uint8
@@ -351,8 +395,9 @@ type KernelThread struct {
 	Contended   uint8
 	FaultInUser uint8
 	FaultIo     uint8
-	Pad         uint8
+	Caused      uint8
 	Curg        uint16
+	_           [4]byte
 }
 
 // Names of all BPF objects in the ELF.
@@ -360,6 +405,7 @@ type KernelThread struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	KernelMapArrivals             = "arrivals"
+	KernelMapChainCpus            = "chain_cpus"
 	KernelMapConns                = "conns"
 	KernelMapCounters             = "counters"
 	KernelMapHeadBuffers          = "head_buffers"
@@ -389,6 +435,7 @@ const (
 	KernelProgSendmsgLocked       = "sendmsg_locked"
 	KernelProgSockSetState        = "sock_set_state"
 	KernelProgTrackThreads        = "track_threads"
+	KernelVarChains               = "chains"
 	KernelVarCloseFlagsType       = "close_flags_type"
 	KernelVarCloseRecordType      = "close_record_type"
 	KernelVarConnsOpen            = "conns_open"
@@ -398,6 +445,7 @@ const (
 	KernelVarMinDuration          = "min_duration"
 	KernelVarOccurrenceFlagsType  = "occurrence_flags_type"
 	KernelVarOccurrenceRecordType = "occurrence_record_type"
+	KernelVarPreemptCountAt       = "preempt_count_at"
 	KernelVarProcessFlagsType     = "process_flags_type"
 	KernelVarProcessRecordType    = "process_record_type"
 	KernelVarProgressFlagsType    = "progress_flags_type"
@@ -475,6 +523,7 @@ type KernelProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelMapSpecs struct {
 	Arrivals    *ebpf.MapSpec `ebpf:"arrivals"`
+	ChainCpus   *ebpf.MapSpec `ebpf:"chain_cpus"`
 	Conns       *ebpf.MapSpec `ebpf:"conns"`
 	Counters    *ebpf.MapSpec `ebpf:"counters"`
 	HeadBuffers *ebpf.MapSpec `ebpf:"head_buffers"`
@@ -490,6 +539,7 @@ type KernelMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelVariableSpecs struct {
+	Chains               *ebpf.VariableSpec `ebpf:"chains"`
 	CloseFlagsType       *ebpf.VariableSpec `ebpf:"close_flags_type"`
 	CloseRecordType      *ebpf.VariableSpec `ebpf:"close_record_type"`
 	ConnsOpen            *ebpf.VariableSpec `ebpf:"conns_open"`
@@ -499,6 +549,7 @@ type KernelVariableSpecs struct {
 	MinDuration          *ebpf.VariableSpec `ebpf:"min_duration"`
 	OccurrenceFlagsType  *ebpf.VariableSpec `ebpf:"occurrence_flags_type"`
 	OccurrenceRecordType *ebpf.VariableSpec `ebpf:"occurrence_record_type"`
+	PreemptCountAt       *ebpf.VariableSpec `ebpf:"preempt_count_at"`
 	ProcessFlagsType     *ebpf.VariableSpec `ebpf:"process_flags_type"`
 	ProcessRecordType    *ebpf.VariableSpec `ebpf:"process_record_type"`
 	ProgressFlagsType    *ebpf.VariableSpec `ebpf:"progress_flags_type"`
@@ -528,6 +579,7 @@ func (o *KernelObjects) Close() error {
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelMaps struct {
 	Arrivals    *ebpf.Map `ebpf:"arrivals"`
+	ChainCpus   *ebpf.Map `ebpf:"chain_cpus"`
 	Conns       *ebpf.Map `ebpf:"conns"`
 	Counters    *ebpf.Map `ebpf:"counters"`
 	HeadBuffers *ebpf.Map `ebpf:"head_buffers"`
@@ -542,6 +594,7 @@ type KernelMaps struct {
 func (m *KernelMaps) Close() error {
 	return _KernelClose(
 		m.Arrivals,
+		m.ChainCpus,
 		m.Conns,
 		m.Counters,
 		m.HeadBuffers,
@@ -558,6 +611,7 @@ func (m *KernelMaps) Close() error {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelVariables struct {
+	Chains               *ebpf.Variable `ebpf:"chains"`
 	CloseFlagsType       *ebpf.Variable `ebpf:"close_flags_type"`
 	CloseRecordType      *ebpf.Variable `ebpf:"close_record_type"`
 	ConnsOpen            *ebpf.Variable `ebpf:"conns_open"`
@@ -567,6 +621,7 @@ type KernelVariables struct {
 	MinDuration          *ebpf.Variable `ebpf:"min_duration"`
 	OccurrenceFlagsType  *ebpf.Variable `ebpf:"occurrence_flags_type"`
 	OccurrenceRecordType *ebpf.Variable `ebpf:"occurrence_record_type"`
+	PreemptCountAt       *ebpf.Variable `ebpf:"preempt_count_at"`
 	ProcessFlagsType     *ebpf.Variable `ebpf:"process_flags_type"`
 	ProcessRecordType    *ebpf.Variable `ebpf:"process_record_type"`
 	ProgressFlagsType    *ebpf.Variable `ebpf:"progress_flags_type"`

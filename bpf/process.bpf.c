@@ -38,6 +38,10 @@ int BPF_PROG(process_fork, struct task_struct *parent, struct task_struct *child
 	}
 	tgid = child->tgid;
 	thread_init(t, tgid, child->pid, &p->process);
+	/* it begins its life in the run queue */
+	t->known = t->out = bpf_ktime_get_ns();
+	t->off = 1;
+	t->class = STAGE_RUN_QUEUE;
 	if (tgid == p->tgid)
 		return 0;
 	if (bpf_map_update_elem(&processes, &tgid, &p->process, BPF_ANY))

@@ -75,10 +75,12 @@ struct progress_record {
 	__s64 exclusive[STAGE_COUNT];
 	__s64 plain[SOCKET_STAGES]; /* overlapping totals of accept_queue … qdisc */
 	__s64 major;	 /* of exclusive[STAGE_PAGE_FAULT]: faults that waited for I/O */
+	__s64 waker[THREAD_STAGES]; /* of exclusive: on threads that the serving thread waited for */
 };
 
 enum occurrence_flags {
 	OCCURRENCE_MAJOR = 1, /* a page fault that waited for I/O */
+	OCCURRENCE_WAKER = 2, /* on a thread (pid, tid) that the request's thread waited for */
 };
 
 struct occurrence_record {

@@ -11,7 +11,7 @@
  * Kernels: tcp_sendmsg_locked from 6.16, sock_send_length from 6.3, the
  * device's tracepoints everywhere.
  */
-#include "conn.h"
+#include "chain.h"
 #include "head.h"
 
 /* Where the bytes of a message begin and how many lie there together; 0 if they are not in user memory. */
@@ -115,10 +115,14 @@ static __always_inline struct lane *follow_sender(struct conn *c, struct task_st
 		return conn_lane(c);
 	owner = owner_of(t, task);
 	l = lane_sync(t, owner, now);
-	if (c->lane.id == owner && c->lane.tgid == t->tgid)
+	if (c->lane.id == owner && c->lane.tgid == t->tgid) {
+		if (l)
+			chain_sends(c, t, l, now);
 		return l;
+	}
 	if (!l)
 		l = lane_make(t, owner, now);
+	chain_ends(c);
 	conn_settle(c, conn_lane(c), now);
 	if (!l) {
 		c->lane.id = 0;
@@ -139,6 +143,7 @@ int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 	struct lane *l;
 	__u64 now;
 
+	chain_sending(sk);
 	if (!c || c->sending || c->state != CONN_ACTIVE)
 		return 0;
 	tp = bpf_skc_to_tcp_sock(sk);
@@ -204,7 +209,7 @@ static __always_inline void progress(struct conn *c, struct lane *l, __u64 at, _
 			if (d > 0)
 				p->exclusive[i] += d;
 		}
-		p->major += l->major - c->base_major;
+		p->major += l->major - c->base_major + c->chained_major;
 		if (l->lost != c->lane_lost)
 			p->flags |= PROGRESS_LOST;
 	}
@@ -218,7 +223,12 @@ static __always_inline void progress(struct conn *c, struct lane *l, __u64 at, _
 			p->exclusive[STAGE_WAIT] -= stopped;
 		}
 	}
-	/* what the socket took over from the lane's waiting */
+	/* what the wake-up chains explain of the waiting, and what the socket took over of it */
+	for (int i = STAGE_UNKNOWN; i < THREAD_STAGES; i++) {
+		p->waker[i] = c->chained[i];
+		p->exclusive[i] += c->chained[i];
+		p->exclusive[STAGE_WAIT] -= c->chained[i];
+	}
 	p->exclusive[STAGE_WAIT] -= conn_socket_time(c) - c->lane_socket;
 	__builtin_memcpy(p->plain, c->plain, sizeof(c->plain));
 	p->plain[SOCKET_STAGE(STAGE_RECEIVE_QUEUE)] = clock_read(c->receive, now);
@@ -237,6 +247,7 @@ int BPF_PROG(send_length, struct sock *sk, int ret)
 
 	if (sk->__sk_common.skc_family != AF_INET && sk->__sk_common.skc_family != AF_INET6)
 		return 0;
+	chain_sent();
 	c = bpf_sk_storage_get(&conns, sk, 0, 0);
 	if (!c || !c->sending)
 		return 0;

@@ -6,7 +6,7 @@
  *
  * Kernels: inet_sock_set_state from 4.16.
  */
-#include "conn.h"
+#include "chain.h"
 
 /* A connection to a tracked port is established; a process begins to listen; a connection ends. */
 SEC("tp_btf/inet_sock_set_state")
@@ -57,6 +57,7 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 		c->counted = 0;
 		__sync_fetch_and_sub(&conns_open, 1);
 	}
+	chain_ends(c);
 	if (!c->seq)
 		return 0;
 	now = bpf_ktime_get_ns();

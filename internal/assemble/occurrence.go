@@ -67,9 +67,13 @@ func (a *Assembler) deliver(r *request, e *probe.Occurrence, shared int) {
 			return
 		}
 		r.count++
+		pid := r.PID
+		if e.Waker {
+			pid = e.PID
+		}
 		a.sink.Occurrence(&Occurrence{
-			Key: r.Key, PID: r.PID, TID: e.TID, Stage: e.Stage, Start: piece.start, End: piece.end,
-			Duration: duration, Syscall: e.Syscall, Major: e.Major, SharedBy: shared,
+			Key: r.Key, PID: pid, TID: e.TID, Stage: e.Stage, Start: piece.start, End: piece.end,
+			Duration: duration, Syscall: e.Syscall, Major: e.Major, SharedBy: shared, Waker: e.Waker,
 		})
 	}
 }

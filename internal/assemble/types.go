@@ -47,6 +47,7 @@ type Request struct {
 	Gaps       Gaps
 	GapValues  []int64       // the latest pauses between response writes, at most MaxGapValues, in nanoseconds
 	Exclusive  stage.Times   // nanoseconds; sums to End-Start with Unattributed
+	Waker      stage.Times   // nanoseconds of Exclusive that passed on threads that the serving thread waited for
 	Plain      stage.Times   // socket stages only: overlapping totals
 	MajorFault int64         // nanoseconds of Exclusive[stage.PageFault] in faults that waited for I/O
 	SharedBy   int           // largest number of requests in flight on its thread; 1 if alone
@@ -69,13 +70,14 @@ type Gaps struct {
 // It is delivered as soon as it ends, which may be long before its request does.
 type Occurrence struct {
 	Key
-	PID, TID   uint32
+	PID, TID   uint32 // of the thread it happened on
 	Stage      stage.Stage
 	Start, End uint64 // CLOCK_MONOTONIC nanoseconds
 	Duration   int64  // nanoseconds of the stage within [Start, End]
 	Syscall    int32  // system call number for Syscall, Lock, BlockIO, PageCache; -1 if none
 	Major      bool   // for PageFault: it waited for I/O
 	SharedBy   int    // requests in flight on the thread
+	Waker      bool   // it happened on a thread that the request's own waited for: PID and TID are that thread's
 }
 
 // Sink takes what the assembler finds, in order: Begin once per request, then
