@@ -21,7 +21,6 @@
 #define MAX_DEPTH 8		/* API, router, engine, worker: twice that */
 #define JOIN_NS 100000		/* neighbours no further apart than this may become one */
 #define JOIN_AMONG 4		/* how many of the latest are looked at: kinds that a thread may alternate between */
-#define MAJOR_FAULTS THREAD_STAGES /* beside the stages, so that major faults stay apart */
 
 /* Of <linux/preempt.h>, unchanged since 2.6.38; PREEMPT_RT counts softirqs elsewhere and is refused in user space. */
 #define IN_HARD_INTERRUPT 0xff0000 /* NMI or hard interrupt */
@@ -39,7 +38,8 @@ struct chain_cpu {
 	__u32 ports;  /* of that socket: local << 16 | remote */
 	__u32 ready;  /* the peer has just been told of bytes */
 	__u32 pad;
-	struct stretch pieces[THREAD_STAGES + 1];
+	struct stretch pieces[KINDS];
+	__u64 at_known[KINDS]; /* a thread's totals at the time from which on its latest stretches are complete */
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -59,6 +59,27 @@ static __always_inline struct chain_cpu *chain_cpu(void)
 static __always_inline struct stretch *latest(struct thread *t, __u32 i)
 {
 	return &t->recent[(t->next - 1 - i) & (RECENT - 1)];
+}
+
+static __always_inline __u32 kind_of(struct stretch *s)
+{
+	return s->major ? MAJOR_FAULTS : s->stage < THREAD_STAGES ? s->stage : STAGE_WAIT;
+}
+
+/* Takes a reading of the thread's totals. */
+static __always_inline void chain_read_totals(struct thread *t, __u64 now)
+{
+	struct reading *r, *coarse;
+
+	r = &t->readings[t->read_fine++ & (FINE - 1)];
+	r->time = now;
+#pragma unroll
+	for (int i = 0; i < KINDS; i++)
+		r->total[i] = t->total[i] >> READING_SHIFT;
+	coarse = &t->readings[FINE + ((t->read_coarse - 1) & (COARSE - 1))];
+	if (t->read_coarse && now < coarse->time + COARSE_NS)
+		return;
+	t->readings[FINE + (t->read_coarse++ & (COARSE - 1))] = *r;
 }
 
 /* A place for a new one: what is known of the thread then begins where the replaced one ended. */
@@ -84,6 +105,7 @@ __noinline int remember_stretch(struct thread *t, struct stretch *n)
 
 	if (!t || !n)
 		return 0;
+	t->total[kind_of(n)] += n->ns;
 	for (__u32 i = 0; i < JOIN_AMONG; i++) {
 		s = latest(t, i);
 		if (s->stage != n->stage || s->tid != n->tid || s->waker != n->waker || s->major != n->major || !s->to)
@@ -159,86 +181,150 @@ static __always_inline int wakes_itself(struct task_struct *current)
 	return cpu && cpu->ready && cpu->tid == current->pid;
 }
 
+/* Adds to what is handed on of one kind. */
+static __always_inline void chain_piece(struct chain_cpu *cpu, __u32 kind, __u64 ns, __u64 from, __u64 to, __u32 pid,
+					__u32 tid, __u8 depth)
+{
+	struct stretch *p;
+
+	if (kind >= KINDS || !ns)
+		return;
+	p = &cpu->pieces[kind];
+	if (!p->to || from < p->from)
+		p->from = from;
+	if (to > p->to)
+		p->to = to;
+	/* named by whichever has most of it */
+	if (!p->ns || ns > p->ns) {
+		p->pid = pid;
+		p->tid = tid;
+		p->depth = depth + 1;
+	}
+	p->ns += ns;
+}
+
+/*
+ * What the waker did from t0 until its latest stretches begin, by its readings.
+ * Between two of them it is taken to be spread evenly. Returns from when on
+ * something is known: t0, or later.
+ */
+__noinline __u64 chain_older(struct thread *w, __u64 t0)
+{
+	struct chain_cpu *cpu = chain_cpu();
+	struct reading *first = 0, *next = 0, *r;
+	struct stretch *s;
+	__u64 part, ns, left, from, begin, end;
+	__u32 kind;
+
+	if (!w || !cpu)
+		return t0;
+	for (__u32 i = 0; i < FINE + COARSE; i++) { /* all that there are */
+		r = &w->readings[i];
+		if (!r->time || r->time >= w->known)
+			continue;
+		if (r->time <= t0 && (!first || r->time > first->time))
+			first = r;
+		if (r->time > t0 && (!next || r->time < next->time))
+			next = r;
+	}
+	if (!first && !next)
+		return w->known;
+	for (__u32 i = 0; i < KINDS; i++)
+		cpu->at_known[i] = w->total[i];
+	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+		s = latest(w, i);
+		kind = kind_of(s);
+		cpu->at_known[kind] -= s->ns < cpu->at_known[kind] ? s->ns : cpu->at_known[kind];
+	}
+	from = first ? t0 : next->time;
+	left = w->known - from;
+	/* the part of [begin, end], between first and what comes after it, that is asked for */
+	begin = first ? first->time : 0;
+	end = next ? next->time : w->known;
+	for (__u32 i = 0; i < KINDS; i++) {
+		__u32 at_known = cpu->at_known[i] >> READING_SHIFT;
+
+		if (i == STAGE_CPU)
+			continue; /* what is left over */
+		ns = 0;
+		if (next)
+			ns = (__u64)(at_known - next->total[i]) << READING_SHIFT;
+		if (first) {
+			part = (__u64)((next ? next->total[i] : at_known) - first->total[i]) << READING_SHIFT;
+			ns += end - begin ? part * ((end - t0) >> 10) / (((end - begin) >> 10) + 1) : 0;
+		}
+		if (ns > left)
+			ns = left;
+		left -= ns;
+		chain_piece(cpu, i, ns, from, w->known, w->tgid, w->tid, 0);
+	}
+	return from;
+}
+
 /* Splits the wait [t0, t1] of thread t by what its waker w did in it. */
 __noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t1)
 {
 	struct chain_cpu *cpu = chain_cpu();
 	struct stretch *s, *p, cpu_time = {};
-	__u64 left, ns, a, b;
-	__u32 slot, any = 0;
+	__u64 left, ns, since = t0;
+	__u32 kind, any = 0;
 
 	if (!t || !w || !cpu)
 		return 0;
-	/* of what the waker did before then nothing is known: that part stays wait */
 	if (t0 < w->known) {
-		if (w->known >= t1) {
-			remember(t, STAGE_WAIT, t0, t1, t1 - t0, 0);
-			return 0;
-		}
-		remember(t, STAGE_WAIT, t0, w->known, w->known - t0, 0);
-		t0 = w->known;
+		__builtin_memset(cpu->pieces, 0, sizeof(cpu->pieces));
+		any = 1;
+		since = w->known < t1 ? w->known : t1;
+		ns = chain_older(w, t0);
+		if (ns > t1)
+			ns = t1;
+		/* of what the waker did before then nothing is known: that part stays wait */
+		remember(t, STAGE_WAIT, t0, ns, ns - t0, 0);
+		t0 = ns;
 	}
-	left = t1 - t0;
 	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
 		s = latest(w, i);
-		if (s->to <= t0) {
+		if (s->to <= since) {
 			if (!s->depth)
 				break; /* a thread's own are in order: those before ended earlier */
 			continue;
 		}
-		ns = stretch_within(s, t0, t1);
-		if (ns > left)
-			ns = left;
+		ns = stretch_within(s, since, t1);
 		if (!ns)
 			continue;
 		if (!any) {
 			__builtin_memset(cpu->pieces, 0, sizeof(cpu->pieces));
 			any = 1;
 		}
-		left -= ns;
-		slot = s->depth >= MAX_DEPTH ? STAGE_WAIT : s->major ? MAJOR_FAULTS : s->stage;
-		if (slot > MAJOR_FAULTS)
+		kind = s->depth >= MAX_DEPTH ? STAGE_WAIT : kind_of(s);
+		chain_piece(cpu, kind, ns, s->from > since ? s->from : since, s->to < t1 ? s->to : t1, s->pid, s->tid, s->depth);
+	}
+	left = t1 - t0;
+	for (__u32 i = 0; any && i < KINDS; i++) {
+		p = &cpu->pieces[i];
+		if (i == STAGE_CPU)
+			continue; /* it is part of what is left over, be it the waker's own or of others that it waited for */
+		if (p->ns > left)
+			p->ns = left;
+		if (!p->ns)
 			continue;
-		p = &cpu->pieces[slot];
-		a = s->from > t0 ? s->from : t0;
-		b = s->to < t1 ? s->to : t1;
-		if (!p->to || a < p->from)
-			p->from = a;
-		if (b > p->to)
-			p->to = b;
-		/* named by whichever has most of it */
-		if (!p->ns || ns > p->ns) {
-			p->pid = s->pid;
-			p->tid = s->tid;
-			p->depth = s->depth + 1;
-		}
-		p->ns += ns;
+		left -= p->ns;
+		p->waker = w->tid;
+		p->stage = i == MAJOR_FAULTS ? STAGE_PAGE_FAULT : i;
+		p->major = i == MAJOR_FAULTS;
+		remember_stretch(t, p);
 	}
-	if (any) {
-		for (__u32 i = 0; i <= MAJOR_FAULTS; i++) {
-			p = &cpu->pieces[i];
-			if (!p->ns)
-				continue;
-			p->waker = w->tid;
-			p->stage = i == MAJOR_FAULTS ? STAGE_PAGE_FAULT : i;
-			p->major = i == MAJOR_FAULTS;
-			if (i == STAGE_CPU) /* beside the waker's own, below */
-				left += p->ns;
-			else
-				remember_stretch(t, p);
-		}
-	}
-	if (left) {
-		cpu_time.from = t0;
-		cpu_time.to = t1;
-		cpu_time.ns = left;
-		cpu_time.pid = w->tgid;
-		cpu_time.tid = w->tid;
-		cpu_time.waker = w->tid;
-		cpu_time.stage = STAGE_CPU;
-		cpu_time.depth = 1;
-		remember_stretch(t, &cpu_time);
-	}
+	if (!left)
+		return 0;
+	cpu_time.from = t0;
+	cpu_time.to = t1;
+	cpu_time.ns = left;
+	cpu_time.pid = w->tgid;
+	cpu_time.tid = w->tid;
+	cpu_time.waker = w->tid;
+	cpu_time.stage = STAGE_CPU;
+	cpu_time.depth = 1;
+	remember_stretch(t, &cpu_time);
 	return 0;
 }
 
@@ -266,6 +352,8 @@ static __always_inline void chain_wakes(struct thread *t, __u64 now)
 	t->waker = w->tid;
 	t->caused = CAUSE_WOKEN;
 	chain_split(t, w, t->out, now);
+	chain_read_totals(t, now);
+	chain_read_totals(w, now);
 }
 
 /* The thread has read a socket: the second one that it reads since it was woken is a cause of its own. */

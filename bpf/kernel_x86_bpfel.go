@@ -39,6 +39,7 @@ type KernelChainCpu struct {
 		Major uint8
 		Pad   uint8
 	}
+	AtKnown [12]uint64
 }
 
 type KernelCloseFlags uint32
@@ -382,6 +383,14 @@ type KernelThread struct {
 		Major uint8
 		Pad   uint8
 	}
+	Total    [12]uint64
+	Readings [12]struct {
+		_     structs.HostLayout
+		Time  uint64
+		Total [12]uint32
+	}
+	ReadFine    uint32
+	ReadCoarse  uint32
 	Known       uint64
 	Conn        uint64
 	Used        uint64

@@ -146,8 +146,10 @@ static __always_inline void switched_out(struct task_struct *prev, int preempted
 	t->class = class;
 	t->off = 1;
 	t->out = now;
-	if (!t->known)
+	if (!t->known) {
 		t->known = now;
+		chain_read_totals(t, now);
+	}
 	if (class != STAGE_RUN_QUEUE)
 		t->queued_from = t->queued_to = 0;
 	if (class == STAGE_STOPPED && (t->process.flags & PROCESS_GO) && (prev->__state & TASK_STOPPED))

@@ -60,6 +60,23 @@ struct stretch {
 	__u8 pad;
 };
 
+/*
+ * What is older than the latest stretches is kept as sums: readings of the
+ * thread's totals, taken when it wakes another tracked thread or is woken by
+ * one, which is where waits begin and end. 4 of all, and 8 that lie at least
+ * COARSE_NS apart: 128 ms or more for a thread that is woken all the time.
+ */
+#define KINDS (THREAD_STAGES + 1) /* the stages, with major faults apart */
+#define MAJOR_FAULTS THREAD_STAGES
+#define FINE 4
+#define COARSE 8
+#define COARSE_NS 16000000
+#define READING_SHIFT 6 /* kept in units of 64 ns: 32 bits hold 4.5 minutes */
+struct reading {
+	__u64 time;
+	__u32 total[KINDS + (KINDS & 1)];
+};
+
 struct thread {
 	__u32 tgid;
 	__u32 tid;
@@ -76,6 +93,9 @@ struct thread {
 	__u64 cfs_rq;	 /* the run queue that was read from */
 	__u64 queued_from, queued_to; /* its longest wait in the run queue for no lane, until it sleeps or takes a lane up */
 	struct stretch recent[RECENT];
+	__u64 total[KINDS]; /* of all stretches there ever were, its own and those handed on; CPU time is what is left over */
+	struct reading readings[FINE + COARSE];
+	__u32 read_fine, read_coarse; /* how many */
 	__u64 known;	 /* what it did since then is in recent, or else it was on a CPU; 0: nothing is known yet */
 	__u64 conn;	 /* cookie of the server connection that it last used */
 	__u64 used, used_other; /* when it last used that one, and any other one */
