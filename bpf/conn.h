@@ -136,6 +136,11 @@ static __always_inline void conn_take_lane(struct conn *c, struct lane *l, __u64
 	c->lane_lost = l->lost;
 	c->lane_wait = c->base[STAGE_WAIT];
 	c->lane_socket = conn_socket_time(c);
+	c->chain_since = now;
+	c->chain_wait = c->lane_wait;
+	c->chain_socket = c->lane_socket;
+	__builtin_memset(c->chained, 0, sizeof(c->chained));
+	c->chained_major = 0;
 }
 
 /* A stretch of a socket stage ends: its record, where it is long enough. */

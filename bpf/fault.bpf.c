@@ -8,7 +8,7 @@
  * that is not counted (it failed) ends at the thread's next blocking or socket
  * call.
  */
-#include "lane.h"
+#include "chain.h"
 
 static __always_inline void fault_begins(__u8 user)
 {
@@ -25,11 +25,12 @@ static __always_inline void fault_begins(__u8 user)
 		return;
 	now = bpf_ktime_get_ns();
 	l = lane_sync(t, owner_of(t, task), now);
-	if (!l)
-		return;
-	lane_to(l, STAGE_PAGE_FAULT, now);
-	t->fault_base = l->ns[STAGE_PAGE_FAULT];
+	if (l) {
+		lane_to(l, STAGE_PAGE_FAULT, now);
+		t->fault_base = l->ns[STAGE_PAGE_FAULT];
+	}
 	t->fault = now;
+	t->fault_out = 0;
 	t->fault_in_user = user;
 	t->fault_io = 0;
 }
@@ -63,13 +64,16 @@ static __always_inline void fault_ends(int major)
 	t->fault = 0;
 	now = bpf_ktime_get_ns();
 	t->seen = now;
+	major |= t->fault_io;
+	/* the thread's own memory of it; a thread that serves no request has no lane to count it */
+	if (now - start > t->fault_out)
+		remember(t, STAGE_PAGE_FAULT, start, now, now - start - t->fault_out, major);
 	l = lane_of(t, t->owner);
 	if (!l || l->tid != t->tid || l->state != STAGE_PAGE_FAULT)
 		return;
 	lane_to(l, STAGE_CPU, now);
 	if (numa)
 		remote_faults(t, l);
-	major |= t->fault_io;
 	spent = l->ns[STAGE_PAGE_FAULT] - t->fault_base;
 	if (major)
 		l->major += spent;

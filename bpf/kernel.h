@@ -41,7 +41,9 @@ struct pt_regs {
 	unsigned long orig_ax, ip, cs, flags, sp, ss;
 };
 
+struct rq;
 struct cfs_rq {
+	struct rq *rq;
 	__u64 throttled_clock_pelt_time;
 };
 struct sched_entity {

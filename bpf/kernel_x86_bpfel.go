@@ -19,6 +19,29 @@ type KernelArrival struct {
 	Accepted uint64
 }
 
+type KernelChainCpu struct {
+	_      structs.HostLayout
+	Socket uint64
+	Tid    uint32
+	Ports  uint32
+	Ready  uint32
+	Pad    uint32
+	Pieces [14]struct {
+		_     structs.HostLayout
+		From  uint64
+		To    uint64
+		Ns    uint64
+		Pid   uint32
+		Tid   uint32
+		Waker uint32
+		Stage uint8
+		Depth uint8
+		Major uint8
+		Pad   uint8
+	}
+	AtKnown [14]uint64
+}
+
 type KernelCloseFlags uint32
 
 const (
@@ -60,7 +83,8 @@ type KernelConn struct {
 	Slot            uint8
 	Losing          uint8
 	Marked          uint8
-	Pad1            [3]uint8
+	Pending         uint8
+	Pad1            [2]uint8
 	_               [2]byte
 	Sending         uint32
 	HeadLast        uint32
@@ -123,6 +147,11 @@ type KernelConn struct {
 	BaseStopped      int64
 	Base             [13]int64
 	BaseMajor        int64
+	ChainSince       uint64
+	ChainWait        int64
+	ChainSocket      int64
+	Chained          [13]int64
+	ChainedMajor     int64
 	Done             [19]int64
 	Plain            [6]int64
 	ReceiveSince     uint64
@@ -191,16 +220,16 @@ type KernelHeadRecord struct {
 }
 
 type KernelLane struct {
-	_      structs.HostLayout
-	Wait   int64
-	Ns     [13]int64
-	Major  int64
-	Remote int64
-	Since  uint64
-	State  uint32
-	Tid    uint32
-	Lost   uint32
-	Pad    uint32
+	_       structs.HostLayout
+	Wait    int64
+	Ns      [13]int64
+	Major   int64
+	Remote  int64
+	Since   uint64
+	State   uint32
+	Tid     uint32
+	Lost    uint32
+	Pending uint32
 }
 
 type KernelLaneKey struct {
@@ -214,6 +243,7 @@ type KernelOccurrenceFlags uint32
 
 const (
 	KernelOccurrenceFlagsOCCURRENCE_MAJOR KernelOccurrenceFlags = 1
+	KernelOccurrenceFlagsOCCURRENCE_WAKER KernelOccurrenceFlags = 2
 )
 
 type KernelOccurrenceRecord struct {
@@ -314,6 +344,7 @@ type KernelProgressRecord struct {
 	RemoteFaults int64
 	Retransmits  uint32
 	Unacked      uint32
+	Waker        [13]int64
 }
 
 type KernelRecordKind uint32
@@ -401,22 +432,45 @@ type KernelThread struct {
 	Out          uint64
 	Wake         uint64
 	Fault        uint64
+	FaultOut     uint64
 	FaultBase    int64
 	Memory       uint32
 	Pad2         uint32
 	MemoryFrom   [2]uint64
+	MemoryOut    [2]uint64
 	MemoryBase   [2]int64
 	RemoteFaults uint64
 	Throttled    uint64
 	CfsRq        uint64
 	QueuedFrom   uint64
 	QueuedTo     uint64
-	Recent       [8]struct {
+	Recent       [16]struct {
 		_     structs.HostLayout
 		From  uint64
 		To    uint64
-		Stage uint64
+		Ns    uint64
+		Pid   uint32
+		Tid   uint32
+		Waker uint32
+		Stage uint8
+		Depth uint8
+		Major uint8
+		Pad   uint8
 	}
+	Total    [14]uint64
+	Readings [12]struct {
+		_     structs.HostLayout
+		Time  uint64
+		Total [14]uint32
+	}
+	ReadFine    uint32
+	ReadCoarse  uint32
+	Known       uint64
+	Conn        uint64
+	Used        uint64
+	UsedOther   uint64
+	Cause       uint64
+	Waker       uint32
 	Next        uint32
 	Syscall     int32
 	Off         uint8
@@ -424,8 +478,9 @@ type KernelThread struct {
 	Contended   uint8
 	FaultInUser uint8
 	FaultIo     uint8
-	Pad         uint8
+	Caused      uint8
 	Curg        uint16
+	_           [4]byte
 }
 
 // Names of all BPF objects in the ELF.
@@ -433,6 +488,7 @@ type KernelThread struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	KernelMapArrivals             = "arrivals"
+	KernelMapChainCpus            = "chain_cpus"
 	KernelMapConns                = "conns"
 	KernelMapCounters             = "counters"
 	KernelMapHeadBuffers          = "head_buffers"
@@ -473,6 +529,7 @@ const (
 	KernelProgTcpAck              = "tcp_ack"
 	KernelProgTcpRetransmit       = "tcp_retransmit"
 	KernelProgTrackThreads        = "track_threads"
+	KernelVarChains               = "chains"
 	KernelVarCloseFlagsType       = "close_flags_type"
 	KernelVarCloseRecordType      = "close_record_type"
 	KernelVarConnsLosing          = "conns_losing"
@@ -487,6 +544,7 @@ const (
 	KernelVarPending              = "pending"
 	KernelVarPendingNext          = "pending_next"
 	KernelVarPendingSlots         = "pending_slots"
+	KernelVarPreemptCountAt       = "preempt_count_at"
 	KernelVarProcessFlagsType     = "process_flags_type"
 	KernelVarProcessRecordType    = "process_record_type"
 	KernelVarProgressFlagsType    = "progress_flags_type"
@@ -576,6 +634,7 @@ type KernelProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelMapSpecs struct {
 	Arrivals    *ebpf.MapSpec `ebpf:"arrivals"`
+	ChainCpus   *ebpf.MapSpec `ebpf:"chain_cpus"`
 	Conns       *ebpf.MapSpec `ebpf:"conns"`
 	Counters    *ebpf.MapSpec `ebpf:"counters"`
 	HeadBuffers *ebpf.MapSpec `ebpf:"head_buffers"`
@@ -592,6 +651,7 @@ type KernelMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelVariableSpecs struct {
+	Chains               *ebpf.VariableSpec `ebpf:"chains"`
 	CloseFlagsType       *ebpf.VariableSpec `ebpf:"close_flags_type"`
 	CloseRecordType      *ebpf.VariableSpec `ebpf:"close_record_type"`
 	ConnsLosing          *ebpf.VariableSpec `ebpf:"conns_losing"`
@@ -606,6 +666,7 @@ type KernelVariableSpecs struct {
 	Pending              *ebpf.VariableSpec `ebpf:"pending"`
 	PendingNext          *ebpf.VariableSpec `ebpf:"pending_next"`
 	PendingSlots         *ebpf.VariableSpec `ebpf:"pending_slots"`
+	PreemptCountAt       *ebpf.VariableSpec `ebpf:"preempt_count_at"`
 	ProcessFlagsType     *ebpf.VariableSpec `ebpf:"process_flags_type"`
 	ProcessRecordType    *ebpf.VariableSpec `ebpf:"process_record_type"`
 	ProgressFlagsType    *ebpf.VariableSpec `ebpf:"progress_flags_type"`
@@ -637,6 +698,7 @@ func (o *KernelObjects) Close() error {
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelMaps struct {
 	Arrivals    *ebpf.Map `ebpf:"arrivals"`
+	ChainCpus   *ebpf.Map `ebpf:"chain_cpus"`
 	Conns       *ebpf.Map `ebpf:"conns"`
 	Counters    *ebpf.Map `ebpf:"counters"`
 	HeadBuffers *ebpf.Map `ebpf:"head_buffers"`
@@ -652,6 +714,7 @@ type KernelMaps struct {
 func (m *KernelMaps) Close() error {
 	return _KernelClose(
 		m.Arrivals,
+		m.ChainCpus,
 		m.Conns,
 		m.Counters,
 		m.HeadBuffers,
@@ -669,6 +732,7 @@ func (m *KernelMaps) Close() error {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelVariables struct {
+	Chains               *ebpf.Variable `ebpf:"chains"`
 	CloseFlagsType       *ebpf.Variable `ebpf:"close_flags_type"`
 	CloseRecordType      *ebpf.Variable `ebpf:"close_record_type"`
 	ConnsLosing          *ebpf.Variable `ebpf:"conns_losing"`
@@ -683,6 +747,7 @@ type KernelVariables struct {
 	Pending              *ebpf.Variable `ebpf:"pending"`
 	PendingNext          *ebpf.Variable `ebpf:"pending_next"`
 	PendingSlots         *ebpf.Variable `ebpf:"pending_slots"`
+	PreemptCountAt       *ebpf.Variable `ebpf:"preempt_count_at"`
 	ProcessFlagsType     *ebpf.Variable `ebpf:"process_flags_type"`
 	ProcessRecordType    *ebpf.Variable `ebpf:"process_record_type"`
 	ProgressFlagsType    *ebpf.Variable `ebpf:"progress_flags_type"`

@@ -1,7 +1,7 @@
 //go:build ignore
 /* SPDX-License-Identifier: (GPL-2.0-only OR MIT) */
 /* Which threads are tracked: targets and their process trees as they come and go. Kernels: all above the floor. */
-#include "lane.h"
+#include "chain.h"
 #include "accept.h"
 
 static __always_inline void process_record(__u32 kind, __u32 pid, __u32 parent, __u32 netns, __u32 port)
@@ -42,6 +42,11 @@ int BPF_PROG(process_fork, struct task_struct *parent, struct task_struct *child
 	}
 	tgid = child->tgid;
 	thread_init(t, tgid, child->pid, &p->process);
+	/* it begins its life in the run queue */
+	t->known = t->out = bpf_ktime_get_ns();
+	t->off = 1;
+	t->class = STAGE_RUN_QUEUE;
+	chain_read_totals(t, t->known);
 	if (tgid == p->tgid)
 		return 0;
 	if (bpf_map_update_elem(&processes, &tgid, &p->process, BPF_ANY))

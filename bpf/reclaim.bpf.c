@@ -10,12 +10,12 @@
  * end from 3.19. Their arguments differ between kernels, so none is read. kswapd
  * and kcompactd are kernel threads, which are never tracked.
  */
-#include "lane.h"
+#include "chain.h"
 
 static __always_inline void memory_begins(__u32 stage)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct thread *t = thread_of(task);
 	__u32 i = stage - STAGE_RECLAIM;
 	struct lane *l;
 	__u64 now;
@@ -25,20 +25,22 @@ static __always_inline void memory_begins(__u32 stage)
 	now = bpf_ktime_get_ns();
 	l = lane_sync(t, owner_of(t, task), now);
 	t->memory = t->memory << 8 | stage;
+	t->memory_from[i] = now;
+	t->memory_out[i] = t->fault_out;
 	if (!l)
 		return;
 	lane_to(l, stage, now);
-	t->memory_from[i] = now;
 	t->memory_base[i] = l->ns[stage];
 }
 
 static __always_inline void memory_ends(__u32 stage)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+	struct thread *t = thread_of(task);
 	__u32 i = stage - STAGE_RECLAIM;
 	struct pt_regs *regs;
 	struct lane *l;
+	__s64 spent;
 	__u64 now;
 
 	if (!t || (t->memory & 0xff) != stage)
@@ -46,6 +48,12 @@ static __always_inline void memory_ends(__u32 stage)
 	t->memory >>= 8;
 	now = bpf_ktime_get_ns();
 	t->seen = now;
+	/* the thread's own memory of it; what it took is neither the fault's around it nor an outer one's */
+	spent = now - t->memory_from[i] - (t->fault_out - t->memory_out[i]);
+	if (spent > 0) {
+		remember(t, stage, t->memory_from[i], now, spent, 0);
+		t->fault_out += spent;
+	}
 	l = lane_of(t, t->owner);
 	if (!l || l->tid != t->tid || l->state != stage)
 		return;

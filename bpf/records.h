@@ -80,10 +80,12 @@ struct progress_record {
 	__s64 remote_faults; /* pages found on another NUMA node; -1 unknown */
 	__u32 retransmits;   /* segments of the response sent again */
 	__u32 unacked;	     /* µs within which the kernel would send again what is not acknowledged */
+	__s64 waker[THREAD_STAGES]; /* of exclusive: on threads that the serving thread waited for */
 };
 
 enum occurrence_flags {
 	OCCURRENCE_MAJOR = 1, /* a page fault that waited for I/O */
+	OCCURRENCE_WAKER = 2, /* on a thread (pid, tid) that the request's thread waited for */
 };
 
 struct occurrence_record {

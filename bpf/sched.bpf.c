@@ -8,7 +8,7 @@
  * (5.14, where task_struct.__state got its name). Storage is only looked up
  * here: creating it would allocate under the run-queue lock.
  */
-#include "lane.h"
+#include "chain.h"
 #include "accept.h"
 #include "syscalls_x86.h"
 
@@ -136,19 +136,6 @@ static __always_inline void process_continues(struct thread *t, __u64 now)
 	occurrence_of(t, 0, 0, STAGE_STOPPED, s->since, now, now - s->since, 0);
 }
 
-/* Notes a stretch for the requests that the thread will read. */
-static __always_inline void remember(struct thread *t, __u32 stage, __u64 from, __u64 to)
-{
-	struct stretch *s = &t->recent[t->next % RECENT];
-
-	if (to < from + RECENT_NS)
-		return;
-	s->from = from;
-	s->to = to;
-	s->stage = stage;
-	t->next++;
-}
-
 static __always_inline void switched_out(struct thread *t, struct task_struct *prev, int preempted, __u64 now)
 {
 	struct lane *l;
@@ -160,6 +147,10 @@ static __always_inline void switched_out(struct thread *t, struct task_struct *p
 	t->class = class;
 	t->off = 1;
 	t->out = now;
+	if (!t->known) {
+		t->known = now;
+		chain_read_totals(t, now);
+	}
 	if (class != STAGE_RUN_QUEUE)
 		t->queued_from = t->queued_to = 0;
 	if (class == STAGE_STOPPED && (t->process.flags & PROCESS_GO) && (prev->__state & TASK_STOPPED))
@@ -213,8 +204,11 @@ static __always_inline void switched_in(struct thread *t, __u64 now)
 		if (throttled > waited)
 			throttled = waited;
 	}
-	remember(t, STAGE_THROTTLED, from, from + throttled);
-	remember(t, STAGE_RUN_QUEUE, from + throttled, now);
+	t->fault_out += waited;
+	if (t->class != STAGE_RUN_QUEUE && t->class != STAGE_PAGE_FAULT && t->wake <= t->out)
+		remember(t, STAGE_WAIT, t->out, now, now - t->out, 0); /* its wake-up was not seen */
+	remember(t, STAGE_THROTTLED, from, from + throttled, throttled, 0);
+	remember(t, STAGE_RUN_QUEUE, from + throttled, now, waited - throttled, 0);
 	if (!l)
 		return;
 	/* a wake-up that was not seen leaves the lane in its class: all of it is that class */
@@ -260,10 +254,12 @@ int BPF_PROG(sched_waking, struct task_struct *task)
 	t->wake = now;
 	if (!t->off || t->class == STAGE_RUN_QUEUE)
 		return 0;
-	if (t->class == STAGE_STOPPED) {
-		remember(t, STAGE_STOPPED, t->out, now);
+	if (t->class == STAGE_STOPPED)
 		process_continues(t, now);
-	}
+	if (t->class == STAGE_WAIT)
+		chain_wakes(t, now);
+	else if (t->class != STAGE_PAGE_FAULT && t->class != STAGE_RECLAIM && t->class != STAGE_COMPACTION) /* remembered as a whole when they end */
+		remember(t, t->class, t->out, now, now - t->out, 0);
 	l = lane_of(t, t->owner);
 	if (!l || l->tid != t->tid || l->state != t->class)
 		return 0;

@@ -27,6 +27,8 @@ char LICENSE[] SEC("license") = "Dual MIT/GPL";
 /* Set before loading. */
 const volatile __u8 numa = 0; /* the kernel balances memory between NUMA nodes */
 const volatile __u64 min_duration = 1000000; /* ns: shorter stretches get no record of their own */
+const volatile __u8 chains = 0; /* wake-ups are followed: the next one is valid */
+const volatile __s64 preempt_count_at = 0; /* from a CPU's run queue to its preempt count, in bytes */
 
 enum process_flags {
 	PROCESS_CANDIDATE = 1,	/* look at request lines only */
@@ -41,15 +43,39 @@ struct process {
 };
 
 /*
- * What a thread could not help before it read a request: who will read is not
- * known when the bytes come, so each thread remembers its latest stretches. 8:
- * enough for 8 time slices of a busy CPU; RECENT_NS keeps the short ones out.
+ * Each thread remembers its latest stretches off its own work, round and round:
+ * for the request that it will read (who will read is not known when the bytes
+ * come), and for the threads that it will wake (chain.h). 16: neighbours of one
+ * kind are joined, and RECENT_NS keeps the short ones out. A power of two.
  */
-#define RECENT 8
+#define RECENT 16
 #define RECENT_NS 20000
 struct stretch {
 	__u64 from, to;
-	__u64 stage;
+	__u64 ns; /* of the stage, within [from, to] */
+	__u32 pid, tid; /* the thread that it happened on */
+	__u32 waker; /* the thread that handed it on by waking this one; 0: this thread's own */
+	__u8 stage;
+	__u8 depth; /* wake-ups between that thread and this one; 0: this thread's own */
+	__u8 major; /* a page fault that waited for I/O */
+	__u8 pad;
+};
+
+/*
+ * What is older than the latest stretches is kept as sums: readings of the
+ * thread's totals, taken when it wakes another tracked thread or is woken by
+ * one, which is where waits begin and end. 4 of all, and 8 that lie at least
+ * COARSE_NS apart: 128 ms or more for a thread that is woken all the time.
+ */
+#define KINDS (THREAD_STAGES + 1) /* the stages, with major faults apart */
+#define MAJOR_FAULTS THREAD_STAGES
+#define FINE 4
+#define COARSE 8
+#define COARSE_NS 16000000
+#define READING_SHIFT 6 /* kept in units of 64 ns: 32 bits hold 4.5 minutes */
+struct reading {
+	__u64 time;
+	__u32 total[KINDS + (KINDS & 1)];
 };
 
 struct thread {
@@ -62,6 +88,7 @@ struct thread {
 	__u64 out;	 /* when it last left the CPU; 0 never */
 	__u64 wake;	 /* when it was last woken */
 	__u64 fault;	 /* start of the page fault it is in; 0 if none */
+	__u64 fault_out; /* time since that start which is not the fault's: in the run queue, in reclaim and compaction */
 	__s64 fault_base; /* the lane's page_fault time at that start */
 	/*
 	 * What it is in of reclaim and compaction, innermost in the lowest byte: they nest, in a fault or a system
@@ -69,12 +96,21 @@ struct thread {
 	 */
 	__u32 memory, pad2;
 	__u64 memory_from[2];
+	__u64 memory_out[2]; /* fault_out then */
 	__s64 memory_base[2];
 	__u64 remote_faults; /* the kernel's count at its latest fault */
 	__u64 throttled; /* cfs_rq->throttled_clock_pelt_time when it left the CPU */
 	__u64 cfs_rq;	 /* the run queue that was read from */
 	__u64 queued_from, queued_to; /* its longest wait in the run queue for no lane, until it sleeps or takes a lane up */
-	struct stretch recent[RECENT]; /* its latest waits for a CPU and stops, round and round */
+	struct stretch recent[RECENT];
+	__u64 total[KINDS]; /* of all stretches there ever were, its own and those handed on; CPU time is what is left over */
+	struct reading readings[FINE + COARSE];
+	__u32 read_fine, read_coarse; /* how many */
+	__u64 known;	 /* what it did since then is in recent, or else it was on a CPU; 0: nothing is known yet */
+	__u64 conn;	 /* cookie of the server connection that it last used */
+	__u64 used, used_other; /* when it last used that one, and any other one */
+	__u64 cause;	 /* the first socket that it read since it was last woken */
+	__u32 waker;	 /* the thread that ended its last wait, if the chain could be followed; else 0 */
 	__u32 next; /* of recent */
 	__s32 syscall;	 /* it blocked in; -1 none */
 	__u8 off;	 /* it is off the CPU */
@@ -82,7 +118,7 @@ struct thread {
 	__u8 contended;	 /* inside a contended kernel lock */
 	__u8 fault_in_user; /* the fault came from user mode */
 	__u8 fault_io;	    /* it has waited for I/O, be it another's readahead, which the kernel does not count as major */
-	__u8 pad;
+	__u8 caused;	 /* enum caused: whether its last wake-up is still why it does what it does */
 	__u16 curg; /* in Go: where m keeps its current goroutine; 0 not known yet */
 };
 
@@ -101,7 +137,7 @@ struct lane {
 	__u32 state; /* enum stage */
 	__u32 tid;   /* thread that carries it */
 	__u32 lost;  /* occurrence records lost */
-	__u32 pad;
+	__u32 pending; /* requests that have been read and not answered */
 };
 
 /*
@@ -137,7 +173,8 @@ struct conn {
 	__u8 slot;	   /* in pending while it waits to be accepted, from 1; 0 none */
 	__u8 losing;	   /* bytes of the response that were sent again are not acknowledged */
 	__u8 marked;	   /* marks made so far, at most 2 * MARKS */
-	__u8 pad1[3];
+	__u8 pending;	   /* it counts in its lane's pending */
+	__u8 pad1[2];
 	__u32 sending;	 /* inside a send call */
 	__u32 head_last; /* last four bytes of the head so far */
 	__u16 head_bytes;
@@ -178,6 +215,9 @@ struct conn {
 	__s64 body;	 /* waiting for the body since, exclusive */
 	__s64 base_stopped; /* the process's stopped clock at the first read, for a goroutine */
 	__s64 base[THREAD_STAGES], base_major;
+	__u64 chain_since; /* the previous send, or the first read: up to there the wake-up chains are counted */
+	__s64 chain_wait, chain_socket; /* the lane's wait clock and conn_socket_time() then */
+	__s64 chained[THREAD_STAGES], chained_major; /* of the lane's wait: what its wakers did */
 	__s64 done[STAGE_COUNT]; /* before the first read, and what the socket took over since */
 	__s64 plain[SOCKET_STAGES];
 	__u64 receive_since, send_since, qdisc_since, body_since; /* starts of their present stretches */

@@ -5,7 +5,7 @@
  *
  * Kernels: sk_data_ready and sock_recv_length from 6.3.
  */
-#include "conn.h"
+#include "chain.h"
 #include "head.h"
 #include "retransmit.h"
 #include "softirq.h"
@@ -26,6 +26,7 @@ int BPF_PROG(data_ready, struct sock *sk)
 
 	if (state != TCP_ESTABLISHED && state != TCP_CLOSE_WAIT)
 		return 0;
+	chain_ready(sk);
 	c = conn_of(sk);
 	if (!c)
 		return 0;
@@ -94,12 +95,17 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 	rest = before - accept;
 	/* when the reader was kept from a CPU, or stopped, that is why the bytes lay there; else it was busy */
 	from = c->start + accept;
-	for (int i = 0; i < RECENT && t->recent[(t->next - 1) % RECENT].to > from; i++) { /* bounded by what a thread remembers */
-		struct stretch *s = &t->recent[i];
+	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+		struct stretch *s = latest(t, i);
 		__u64 a = s->from > from ? s->from : from, b = s->to < now ? s->to : now;
-		__s64 d = b - a;
+		__s64 d;
 
-		if (a >= b || d > rest)
+		if (s->to <= from && !s->depth)
+			break;
+		if (s->depth || (s->stage != STAGE_RUN_QUEUE && s->stage != STAGE_THROTTLED && s->stage != STAGE_STOPPED))
+			continue;
+		d = stretch_within(s, from, now);
+		if (d <= 0 || d > rest)
 			continue;
 		rest -= d;
 		stalled += d;
@@ -126,6 +132,7 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 	c->state = CONN_ACTIVE;
 	if (l) {
 		conn_take_lane(c, l, now);
+		chain_begins(c, l);
 		c->body_wait = c->lane_wait;
 		c->base_stopped = conn_stopped(c, now);
 	} else {
@@ -162,6 +169,8 @@ static __always_inline void request_reset(struct conn *c, __u64 start)
 	c->body = c->body_receive = c->base_major = 0;
 	c->retransmit = c->retransmits = c->marked = 0;
 	__builtin_memset(c->done, 0, sizeof(c->done));
+	__builtin_memset(c->chained, 0, sizeof(c->chained));
+	c->chained_major = 0;
 	__builtin_memset(c->plain, 0, sizeof(c->plain));
 	if (c->seq > 1) {
 		/* what is still unsent or unread now is this request's */
@@ -214,6 +223,7 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 	t = thread_of(task);
 	if (!t)
 		return 0;
+	chain_reads(t, sk);
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		return 0;
@@ -237,6 +247,8 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 	}
 	owner = owner_of(t, task);
 	l = lane_sync(t, owner, now);
+	chain_uses(t, c, now);
+	t->caused = CAUSE_LOST; /* a request: what comes of it is its own doing */
 	unread = tp->rcv_nxt - tp->copied_seq;
 	if (sk->__sk_common.skc_state == TCP_CLOSE_WAIT && unread)
 		unread--;

@@ -11,7 +11,7 @@
  * Kernels: tcp_sendmsg_locked from 6.16, sock_send_length from 6.3, the
  * device's tracepoints everywhere.
  */
-#include "conn.h"
+#include "chain.h"
 #include "head.h"
 #include "retransmit.h"
 
@@ -138,10 +138,14 @@ static __always_inline struct lane *follow_sender(struct conn *c, struct task_st
 		return conn_lane(c);
 	owner = owner_of(t, task);
 	l = lane_sync(t, owner, now);
-	if (c->lane.id == owner && c->lane.tgid == t->tgid)
+	if (c->lane.id == owner && c->lane.tgid == t->tgid) {
+		if (l)
+			chain_sends(c, t, l, now);
 		return l;
+	}
 	if (!l)
 		l = lane_make(t, owner, now);
+	chain_ends(c);
 	conn_settle(c, conn_lane(c), now);
 	if (!l) {
 		c->lane.id = 0;
@@ -163,6 +167,7 @@ int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 	__u64 now;
 	__u32 copied = 0;
 
+	chain_sending(sk);
 	if (!c || c->sending || c->state != CONN_ACTIVE)
 		return 0;
 	tp = bpf_skc_to_tcp_sock(sk);
@@ -236,7 +241,7 @@ static __always_inline void progress(struct conn *c, struct sock *sk, struct lan
 			if (d > 0)
 				p->exclusive[i] += d;
 		}
-		p->major += l->major - c->base_major;
+		p->major += l->major - c->base_major + c->chained_major;
 		if (numa)
 			p->remote_faults = l->remote - c->base_remote;
 		if (l->lost != c->lane_lost)
@@ -252,7 +257,12 @@ static __always_inline void progress(struct conn *c, struct sock *sk, struct lan
 			p->exclusive[STAGE_WAIT] -= stopped;
 		}
 	}
-	/* what the socket took over from the lane's waiting */
+	/* what the wake-up chains explain of the waiting, and what the socket took over of it */
+	for (int i = STAGE_UNKNOWN; i < THREAD_STAGES; i++) {
+		p->waker[i] = c->chained[i];
+		p->exclusive[i] += c->chained[i];
+		p->exclusive[STAGE_WAIT] -= c->chained[i];
+	}
 	p->exclusive[STAGE_WAIT] -= conn_socket_time(c) - c->lane_socket;
 	__builtin_memcpy(p->plain, c->plain, sizeof(c->plain));
 	p->plain[SOCKET_STAGE(STAGE_RECEIVE_QUEUE)] = clock_read(c->receive, now);
@@ -273,6 +283,7 @@ int BPF_PROG(send_length, struct sock *sk, int ret)
 	__u64 now;
 	int all;
 
+	chain_sent();
 	c = conn_of(sk);
 	if (!c || !c->sending)
 		return 0;

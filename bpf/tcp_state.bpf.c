@@ -6,7 +6,7 @@
  *
  * Kernels: inet_sock_set_state from 4.16.
  */
-#include "conn.h"
+#include "chain.h"
 #include "retransmit.h"
 
 /* A connection to a tracked port is established; a process begins to listen; a connection ends. */
@@ -66,6 +66,7 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 		c->counted = 0;
 		__sync_fetch_and_sub(&conns_open, 1);
 	}
+	chain_ends(c);
 	if (!c->seq)
 		return 0;
 	now = bpf_ktime_get_ns();

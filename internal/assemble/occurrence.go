@@ -74,9 +74,13 @@ func (a *Assembler) deliver(r *request, e *probe.Occurrence, pieces []piece, sha
 			return
 		}
 		r.count++
+		pid := r.PID
+		if e.Waker {
+			pid = e.PID
+		}
 		a.sink.Occurrence(&Occurrence{
-			Key: r.Key, PID: r.PID, TID: e.TID, Stage: e.Stage, Start: p.start, End: p.end,
-			Duration: p.duration, Syscall: e.Syscall, Major: e.Major, SharedBy: shared, Others: others,
+			Key: r.Key, PID: pid, TID: e.TID, Stage: e.Stage, Start: p.start, End: p.end,
+			Duration: p.duration, Syscall: e.Syscall, Major: e.Major, SharedBy: shared, Others: others, Waker: e.Waker,
 		})
 	}
 }

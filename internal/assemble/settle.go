@@ -30,7 +30,7 @@ func (r *request) settle(unavailable []stage.Stage) {
 	}
 	slices.Sort(r.Missing)
 
-	r.Exclusive, r.Plain = p.Exclusive, p.Plain
+	r.Exclusive, r.Waker, r.Plain = p.Exclusive, p.Waker, p.Plain
 	r.Exclusive[stage.Unknown], r.Exclusive[stage.Unattributed] = 0, 0
 	var sum int64
 	for s := range r.Exclusive {
@@ -53,6 +53,9 @@ func (r *request) settle(unavailable []stage.Stage) {
 	}
 	r.Exclusive[stage.Unattributed] = wall - sum
 	r.MajorFault = min(r.MajorFault, r.Exclusive[stage.PageFault])
+	for s := range r.Waker {
+		r.Waker[s] = min(max(r.Waker[s], 0), r.Exclusive[s])
+	}
 
 	if p.Lost {
 		r.problem(IncompleteLost)

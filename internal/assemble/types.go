@@ -48,6 +48,7 @@ type Request struct {
 	Gaps         Gaps
 	GapValues    []int64       // the latest pauses between response writes, at most MaxGapValues, in nanoseconds
 	Exclusive    stage.Times   // nanoseconds; sums to End-Start with Unattributed
+	Waker        stage.Times   // nanoseconds of Exclusive that passed on threads that the serving thread waited for
 	Plain        stage.Times   // socket stages only: overlapping totals
 	MajorFault   int64         // nanoseconds of Exclusive[stage.PageFault] in faults that waited for I/O
 	SharedBy     int           // largest number of requests in flight on its thread; 1 if alone
@@ -75,7 +76,7 @@ type Gaps struct {
 // see Settle.
 type Occurrence struct {
 	Key
-	PID, TID   uint32
+	PID, TID   uint32 // of the thread it happened on
 	Stage      stage.Stage
 	Start, End uint64 // CLOCK_MONOTONIC nanoseconds
 	Duration   int64  // nanoseconds of the stage within [Start, End]
@@ -83,6 +84,7 @@ type Occurrence struct {
 	Major      bool   // for PageFault: it waited for I/O
 	SharedBy   int    // requests that the same stall delayed for min_duration or more, this one included
 	Others     []Key  // of these, the next ones behind this one in the order in which they were found, at most MaxOthers
+	Waker      bool   // it happened on a thread that the request's own waited for: PID and TID are that thread's
 }
 
 // Sink takes what the assembler finds, in order: Begin once per request, then

@@ -53,7 +53,7 @@ var compile = sync.OnceValues(func() (string, error) {
 })
 
 // startC starts testdata/server.c: a thread per connection, or one event loop.
-func startC(t *testing.T, loop bool) *server {
+func startC(t *testing.T, loop bool, options ...string) *server {
 	t.Helper()
 	binary, err := compile()
 	require.NoError(t, err)
@@ -72,7 +72,7 @@ func startC(t *testing.T, loop bool) *server {
 	}
 	require.NoError(t, file.Sync())
 	require.NoError(t, file.Close())
-	args := []string{file.Name()}
+	args := append([]string{file.Name()}, options...)
 	if loop {
 		args = append(args, "-loop")
 	}
@@ -158,11 +158,17 @@ func threadStates(pid uint32) (string, error) {
 // cpuTime is how long the server's first thread has run, in nanoseconds.
 func (s *server) cpuTime() int64 {
 	s.t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", s.pid()))
-	require.NoError(s.t, err)
+	return cpuTime(s.t, s.pid())
+}
+
+// cpuTime is how long a process's first thread has run, in nanoseconds.
+func cpuTime(t *testing.T, pid uint32) int64 {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", pid))
+	require.NoError(t, err)
 	var ns int64
 	_, err = fmt.Sscan(string(b), &ns)
-	require.NoError(s.t, err)
+	require.NoError(t, err)
 	return ns
 }
 
@@ -308,6 +314,11 @@ func describe(r *assemble.Request) string {
 			if r.Plain[s] > 0 {
 				fmt.Fprintf(&b, " plain %v", time.Duration(r.Plain[s]))
 			}
+		}
+	}
+	for s, v := range r.Waker {
+		if v > 0 {
+			fmt.Fprintf(&b, "\n  %-14s %-12v on a waker", stage.Stage(s), time.Duration(v))
 		}
 	}
 	fmt.Fprintf(&b, "\n  incomplete %v, missing %v", r.Incomplete, r.Missing)

@@ -5,16 +5,21 @@ package kerneltest
 import (
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 )
 
 // With this in the environment the test binary is a server in Go.
-const serveEnv = "EBPFLLM_KERNELTEST_SERVE"
+const (
+	serveEnv  = "EBPFLLM_KERNELTEST_SERVE"
+	engineEnv = "EBPFLLM_KERNELTEST_ENGINE" // the Unix socket of an engine
+)
 
 func TestMain(m *testing.M) {
 	if addr := os.Getenv(serveEnv); addr != "" {
@@ -56,6 +61,19 @@ func serveGo(addr string) {
 		}
 		defer f.Close()
 		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+			panic(err)
+		}
+	})
+	http.HandleFunc("/engine/", func(_ http.ResponseWriter, r *http.Request) {
+		engine, err := net.Dial("unix", os.Getenv(engineEnv))
+		if err != nil {
+			panic(err)
+		}
+		defer engine.Close()
+		if _, err := fmt.Fprintf(engine, "%s %d\n", strings.TrimPrefix(r.URL.Path, "/engine"), number(r)); err != nil {
+			panic(err)
+		}
+		if _, err := engine.Read(make([]byte, 16)); err != nil {
 			panic(err)
 		}
 	})

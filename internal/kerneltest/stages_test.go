@@ -58,8 +58,10 @@ func evicted(_ *testing.T, s *server) func() {
 	return func() {}
 }
 
-// burn keeps one CPU busy with n threads, and the server on it.
-func burn(t *testing.T, s *server) func() {
+func burnServer(t *testing.T, s *server) func() { return burn(t, s.pid()) }
+
+// burn keeps one CPU busy with 4 threads, and the process on it.
+func burn(t *testing.T, pid uint32) func() {
 	t.Helper()
 	var cpu unix.CPUSet
 	cpu.Set(0)
@@ -81,14 +83,7 @@ func burn(t *testing.T, s *server) func() {
 	for range cap(ready) {
 		require.NoError(t, <-ready)
 	}
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.pid()))
-	require.NoError(t, err)
-	for _, e := range threads {
-		var tid int
-		_, err := fmt.Sscan(e.Name(), &tid)
-		require.NoError(t, err)
-		require.NoError(t, unix.SchedSetaffinity(tid, &cpu))
-	}
+	pin(t, pid)
 	return func() { close(stop) }
 }
 
@@ -101,7 +96,7 @@ var faults = []fault{
 	{name: "a direct read is block_io", path: "/direct", want: stage.BlockIO},
 	{name: "an evicted mapping is page_fault", path: "/map", cause: evicted, want: stage.PageFault},
 	{name: "fresh memory is page_fault", path: "/touch?64", want: stage.PageFault},
-	{name: "a stolen processor is run_queue", path: "/cpu?200", cause: burn, want: stage.RunQueue},
+	{name: "a stolen processor is run_queue", path: "/cpu?200", cause: burnServer, want: stage.RunQueue},
 	{name: "SIGSTOP is stopped", path: "/sleep?90", cause: stopAndGo, want: stage.Stopped, least: delayMS * ms},
 }
 

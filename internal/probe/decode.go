@@ -71,6 +71,7 @@ func decode(raw []byte) (Event, error) {
 			NoAccept:  flags&bpf.KernelProgressFlagsPROGRESS_NO_ACCEPT != 0,
 		}
 		copy(e.Exclusive[:], p.Exclusive[:])
+		copy(e.Waker[:], p.Waker[:])
 		copy(e.Plain[firstSocketStage:], p.Plain[:])
 		return e, nil
 	case bpf.KernelRecordKindRECORD_OCCURRENCE:
@@ -82,9 +83,11 @@ func decode(raw []byte) (Event, error) {
 		if !s.Stall() {
 			return nil, fmt.Errorf("occurrence of stage %d, which is no stall", o.Stage)
 		}
+		flags := bpf.KernelOccurrenceFlags(o.Flags)
 		return &Occurrence{
 			Socket: socket, PID: o.Pid, Lane: lane(o.Pid, o.Lane), TID: o.Tid, Stage: s, Start: o.Start, Duration: int64(o.Duration),
-			Syscall: o.Syscall, Major: bpf.KernelOccurrenceFlags(o.Flags)&bpf.KernelOccurrenceFlagsOCCURRENCE_MAJOR != 0,
+			Syscall: o.Syscall, Major: flags&bpf.KernelOccurrenceFlagsOCCURRENCE_MAJOR != 0,
+			Waker: flags&bpf.KernelOccurrenceFlagsOCCURRENCE_WAKER != 0,
 		}, nil
 	case bpf.KernelRecordKindRECORD_RETRANSMIT:
 		var t bpf.KernelRetransmitRecord

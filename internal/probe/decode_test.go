@@ -30,14 +30,19 @@ func TestDecode(t *testing.T) {
 	progress := bpf.KernelProgressRecord{Pid: 7, Lane: 11, Start: 90, FirstRead: 95, Received: 10, Sent: 20, Chunks: 2, First: 98, Major: 4}
 	progress.R.Kind, progress.R.Seq, progress.R.Cookie, progress.R.Time = uint32(bpf.KernelRecordKindRECORD_PROGRESS), 3, 5, 100
 	progress.Exclusive[stage.Lock] = 6
+	progress.Waker[stage.Lock] = 5
 	progress.Plain[stage.SendBuffer-stage.AcceptQueue] = 9
 	progress.Flags = uint32(bpf.KernelProgressFlagsPROGRESS_LAST_CHUNK | bpf.KernelProgressFlagsPROGRESS_NO_ACCEPT)
 	wantProgress := &Progress{Socket: socket, Lane: Lane{7, 11}, Start: 90, FirstRead: 95, Received: 10, Sent: 20, Chunks: 2, First: 98, Major: 4, LastChunk: true, NoAccept: true}
 	wantProgress.Exclusive[stage.Lock] = 6
+	wantProgress.Waker[stage.Lock] = 5
 	wantProgress.Plain[stage.SendBuffer] = 9
 
 	occurrence := bpf.KernelOccurrenceRecord{Start: 40, Duration: 60, Pid: 7, Tid: 8, Stage: uint32(stage.PageFault), Syscall: -1, Flags: uint32(bpf.KernelOccurrenceFlagsOCCURRENCE_MAJOR)}
 	occurrence.R.Kind, occurrence.R.Time = uint32(bpf.KernelRecordKindRECORD_OCCURRENCE), 100
+	waker := occurrence
+	waker.R.Cookie, waker.R.Seq = 5, 3
+	waker.Flags = uint32(bpf.KernelOccurrenceFlagsOCCURRENCE_WAKER)
 	closing := bpf.KernelCloseRecord{Flags: uint32(bpf.KernelCloseFlagsCLOSE_DRAINED)}
 	closing.R.Kind, closing.R.Seq, closing.R.Cookie, closing.R.Time = uint32(bpf.KernelRecordKindRECORD_CLOSE), 3, 5, 100
 	process := func(kind bpf.KernelRecordKind) []byte {
@@ -54,6 +59,7 @@ func TestDecode(t *testing.T) {
 		{"a response's head", head(bpf.KernelRecordKindRECORD_RESPONSE_HEAD, "HTTP"), &ResponseHead{Socket: socket, Flags: HeadFlags{Complete: true}, Bytes: []byte("HTTP")}},
 		{"progress", raw(progress), wantProgress},
 		{"an occurrence of no lane", raw(occurrence), &Occurrence{Socket: Socket{Time: 100}, PID: 7, TID: 8, Stage: stage.PageFault, Start: 40, Duration: 60, Syscall: -1, Major: true}},
+		{"an occurrence on a thread that was waited for", raw(waker), &Occurrence{Socket: socket, PID: 7, TID: 8, Stage: stage.PageFault, Start: 40, Duration: 60, Syscall: -1, Waker: true}},
 		{"a close", raw(closing), &Close{Socket: socket, Drained: true}},
 		{"an exec", process(bpf.KernelRecordKindRECORD_EXEC), &Exec{PID: 7}},
 		{"a fork", process(bpf.KernelRecordKindRECORD_FORK), &Fork{PID: 7, Parent: 6}},

@@ -68,6 +68,7 @@ type Progress struct {
 	Chunks    uint32 // sends of the response, without its head and its terminator where they were sent alone
 	First     uint64 // when the first byte since the reading before this one reached the device; 0 if none did
 	Exclusive stage.Times
+	Waker     stage.Times // of Exclusive: on threads that the serving thread waited for
 	Plain     stage.Times // of the socket stages
 	Major     int64       // of Exclusive[stage.PageFault]
 
@@ -95,6 +96,7 @@ type Occurrence struct {
 	Duration int64 // of the stage within [Start, Time]
 	Syscall  int32 // -1 if none
 	Major    bool
+	Waker    bool // on the thread TID of process PID, which the request's own thread waited for
 }
 
 // Close says that a connection ends: with Final the socket is gone, without it

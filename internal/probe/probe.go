@@ -60,6 +60,7 @@ type Probe struct {
 	objects *ebpf.Collection
 	ring    *ringbuf.Reader
 	failed  map[string]error // by program: why it is not attached
+	noChain error            // why wake-up chains are not followed; nil if they are
 
 	mu        sync.Mutex // guards what follows
 	detach    map[string]func() error
@@ -93,10 +94,19 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 	if err := spec.Variables["numa"].Set(balancesNUMA("/")); err != nil {
 		return nil, fmt.Errorf("set numa: %w", err)
 	}
+	at, noChain := preemptCountAt(kernel)
+	if noChain == nil {
+		if err := spec.Variables["chains"].Set(uint8(1)); err != nil {
+			return nil, fmt.Errorf("set chains: %w", err)
+		}
+		if err := spec.Variables["preempt_count_at"].Set(at); err != nil {
+			return nil, fmt.Errorf("set preempt_count_at: %w", err)
+		}
+	}
 	spec.Maps["ring"].MaxEntries = uint32(cfg.RingBytes)
 
 	p := &Probe{
-		cfg: cfg, logger: logger, failed: map[string]error{},
+		cfg: cfg, logger: logger, failed: map[string]error{}, noChain: noChain,
 		detach: map[string]func() error{}, processes: map[uint32]Tracking{}, records: map[string]uint64{},
 	}
 	use := wanted(cfg.Disabled)
@@ -142,7 +152,15 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 }
 
 // Report tells of each stage how it is measured, or why it is not.
-func (p *Probe) Report() []StageReport { return report(p.cfg.Disabled, p.failed) }
+func (p *Probe) Report() []StageReport {
+	list := report(p.cfg.Disabled, p.failed)
+	for i := range list {
+		if r := &list[i]; r.Stage == stage.Wait && r.Available && p.noChain != nil {
+			r.Reason = "in part: wake-up chains are not followed: " + p.noChain.Error()
+		}
+	}
+	return list
+}
 
 // Unavailable lists the stages that are not measured.
 func (p *Probe) Unavailable() []stage.Stage {

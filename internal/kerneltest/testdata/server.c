@@ -17,22 +17,34 @@
  *   /stream?N    answers in N chunks
  *   /body        answers when the whole body is read
  *   /defer?MS    answers after MS; the event loop serves others meanwhile
+ *   /timer?MS    waits for a timer, in the event loop beside all others
+ *   /engineN/…   has engine N, a process of its own, do what follows
  *
- * usage: server PORT FILE [-loop]
+ * With an engine there are two engine processes and, as number 2, a broker that
+ * has engine 0 do the work. They are reached over Unix sockets, TCP on loopback
+ * or memory that is shared (and a futex; a thread per connection only).
+ *
+ * usage: server PORT FILE [-loop] [-engine unix|tcp|futex]
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/timerfd.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -192,10 +204,184 @@ static int answer_deferred(void)
 	return next;
 }
 
+/*
+ * Engines. A job is one line, "PATH ARG", and so is the answer.
+ */
+enum { ENGINES = 2, BROKER = ENGINES, JOBS };
+enum { IDLE, ASKED, ANSWERED }; /* states of a slot: none is 2 when waited for, which would be a mutex's */
+static struct slot {
+	int state;
+	char job[128];
+} *slots;
+static const char *transport;
+static int job_listener[JOBS];
+static struct sockaddr_storage job_address[JOBS];
+static socklen_t job_address_len[JOBS];
+static pthread_mutex_t slot_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void must(int ok, const char *what)
+{
+	if (!ok) {
+		perror(what);
+		exit(1);
+	}
+}
+
+static long futex(int *word, int op, int value)
+{
+	return syscall(SYS_futex, word, op, value, 0, 0, 0);
+}
+
+static void slot_wait_while(int *state, int value)
+{
+	while (__atomic_load_n(state, __ATOMIC_ACQUIRE) == value)
+		futex(state, FUTEX_WAIT, value);
+}
+
+static void slot_set(int *state, int value)
+{
+	__atomic_store_n(state, value, __ATOMIC_RELEASE);
+	futex(state, FUTEX_WAKE, 1000);
+}
+
+/* Gives engine i a job; its answer can be read from the socket that is returned. */
+static int ask(int i, const char *path, long arg)
+{
+	char job[128];
+	int n = snprintf(job, sizeof(job), "%s %ld\n", path, arg);
+	int s = socket(job_address[i].ss_family, SOCK_STREAM, 0);
+
+	must(!connect(s, (void *)&job_address[i], job_address_len[i]), "connect to the engine");
+	must(write(s, job, n) == n, "write to the engine");
+	return s;
+}
+
+static void await(int s)
+{
+	char answer[16];
+
+	must(read(s, answer, sizeof(answer)) > 0, "read from the engine");
+	close(s);
+}
+
+/* Has engine i do a job and waits for it. */
+static void have_done(int i, const char *path, long arg)
+{
+	if (strcmp(transport, "futex")) {
+		await(ask(i, path, arg));
+		return;
+	}
+	pthread_mutex_lock(&slot_mutex);
+	snprintf(slots[i].job, sizeof(slots[i].job), "%s %ld", path, arg);
+	slot_set(&slots[i].state, ASKED);
+	slot_wait_while(&slots[i].state, ASKED);
+	slots[i].state = IDLE;
+	pthread_mutex_unlock(&slot_mutex);
+}
+
+static void work(int i, const char *job)
+{
+	char path[64] = "";
+	long arg = 0;
+
+	sscanf(job, "%63s %ld", path, &arg);
+	if (i == BROKER)
+		have_done(0, path, arg);
+	else
+		delay(path, arg);
+}
+
+static void engine(int i)
+{
+	char job[128];
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	prctl(PR_SET_NAME, i == BROKER ? "broker" : i ? "engine1" : "engine0");
+	for (;;) {
+		if (!strcmp(transport, "futex")) {
+			int *state = &slots[i].state, now;
+			while ((now = __atomic_load_n(state, __ATOMIC_ACQUIRE)) != ASKED)
+				if (now == IDLE) /* else the answer is about to be taken */
+					futex(state, FUTEX_WAIT, IDLE);
+			work(i, slots[i].job);
+			slot_set(state, ANSWERED);
+			continue;
+		}
+		int s = accept(job_listener[i], 0, 0);
+		long n = read(s, job, sizeof(job) - 1);
+		if (n > 0) {
+			job[n] = 0;
+			work(i, job);
+			must(write(s, "done\n", 5) == 5, "write the answer");
+		}
+		close(s);
+	}
+}
+
+static void start_engines(int port)
+{
+	slots = mmap(0, sizeof(*slots) * JOBS, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	for (int i = 0; i < JOBS; i++) {
+		struct sockaddr_un u = { .sun_family = AF_UNIX };
+		struct sockaddr_in in = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+		int tcp = !strcmp(transport, "tcp");
+		/* in the abstract namespace, which leaves nothing behind */
+		int n = snprintf(u.sun_path + 1, sizeof(u.sun_path) - 1, "ebpfllm-engine-%d-%d", port, i);
+
+		job_listener[i] = socket(tcp ? AF_INET : AF_UNIX, SOCK_STREAM, 0);
+		must(!bind(job_listener[i], tcp ? (void *)&in : (void *)&u,
+			   tcp ? sizeof(in) : offsetof(struct sockaddr_un, sun_path) + 1 + n) &&
+			     !listen(job_listener[i], 16),
+		     "listen for jobs");
+		job_address_len[i] = sizeof(job_address[i]);
+		getsockname(job_listener[i], (void *)&job_address[i], &job_address_len[i]);
+	}
+	for (int i = 0; i < JOBS; i++)
+		if (!fork())
+			engine(i);
+}
+
+/* In the event loop: who waits for a descriptor, a timer or an engine's answer. */
+static struct {
+	int client; /* 0: nobody */
+} waiting[4096];
+static int loop_epoll = -1;
+
+static void answer_later(int fd, int client)
+{
+	struct epoll_event e = { .events = EPOLLIN, .data.fd = fd };
+
+	waiting[fd].client = client;
+	must(!epoll_ctl(loop_epoll, EPOLL_CTL_ADD, fd, &e), "epoll_ctl");
+}
+
+static void send_answer(int fd, long body)
+{
+	char head[256];
+
+	snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: %ld\r\n\r\n", body);
+	char *out = calloc(1, strlen(head) + body);
+	memcpy(out, head, strlen(head));
+	send_all(fd, out, strlen(head) + body);
+	free(out);
+}
+
+/* What was waited for has come. */
+static void answer_now(int fd)
+{
+	char answer[16];
+	int client = waiting[fd].client;
+
+	must(read(fd, answer, sizeof(answer)) > 0, "read what was waited for");
+	waiting[fd].client = 0;
+	close(fd);
+	send_answer(client, 2);
+}
+
 /* Answers one request; 0 when the connection has ended. */
 static int answer(int fd)
 {
-	char in[65536], path[64] = "", head[256];
+	char in[65536], path[64] = "";
 	long n = recv(fd, in, sizeof(in) - 1, 0), arg = 0;
 
 	if (n <= 0)
@@ -222,6 +408,20 @@ static int answer(int fd)
 		deferred[deferrals++] = (struct deferred){ fd, now_ms() + arg };
 		return 1;
 	}
+	if (!strncmp(path, "/engine", 7)) {
+		if (event_loop) {
+			answer_later(ask(path[7] - '0', path + 8, arg), fd);
+			return 1;
+		}
+		have_done(path[7] - '0', path + 8, arg);
+	}
+	if (!strcmp(path, "/timer")) {
+		int timer = timerfd_create(CLOCK_MONOTONIC, 0);
+		struct itimerspec at = { .it_value = { arg / 1000, arg % 1000 * 1000000 } };
+		timerfd_settime(timer, 0, &at, 0);
+		answer_later(timer, fd);
+		return 1;
+	}
 	delay(strcmp(path, "/defer") ? path : "/sleep", arg);
 	if (!strcmp(path, "/accept"))
 		accept_stall = arg;
@@ -235,12 +435,7 @@ static int answer(int fd)
 		send_all(fd, "0\r\n\r\n", 5);
 		return 1;
 	}
-	long body = !strcmp(path, "/big") ? arg << 10 : 2;
-	snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: %ld\r\n\r\n", body);
-	char *out = calloc(1, strlen(head) + body);
-	memcpy(out, head, strlen(head));
-	send_all(fd, out, strlen(head) + body);
-	free(out);
+	send_answer(fd, !strcmp(path, "/big") ? arg << 10 : 2);
 	return 1;
 }
 
@@ -256,10 +451,18 @@ int main(int argc, char **argv)
 {
 	struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(atoi(argv[1])),
 				 .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int one = 1, s = socket(AF_INET, SOCK_STREAM, 0);
+	int one = 1, s;
 
-	event_loop = argc > 3;
 	file = argv[2];
+	for (int i = 3; i < argc; i++) {
+		if (!strcmp(argv[i], "-loop"))
+			event_loop = 1;
+		else if (!strcmp(argv[i], "-engine") && i + 1 < argc)
+			transport = argv[++i];
+	}
+	if (transport)
+		start_engines(atoi(argv[1]));
+	s = socket(AF_INET, SOCK_STREAM, 0);
 	signal(SIGPIPE, SIG_IGN);
 	setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	if (bind(s, (void *)&a, sizeof(a)) || listen(s, 128)) {
@@ -279,7 +482,7 @@ int main(int argc, char **argv)
 			pthread_create(&t, 0, serve, (void *)fd);
 			pthread_detach(t);
 		}
-	int ep = epoll_create1(0);
+	int ep = loop_epoll = epoll_create1(0);
 	struct epoll_event e = { .events = EPOLLIN, .data.fd = s };
 	epoll_ctl(ep, EPOLL_CTL_ADD, s, &e);
 	for (;;) {
@@ -288,6 +491,8 @@ int main(int argc, char **argv)
 		if (e.data.fd == s) {
 			e.data.fd = accept(s, 0, 0);
 			epoll_ctl(ep, EPOLL_CTL_ADD, e.data.fd, &e);
+		} else if (waiting[e.data.fd].client) {
+			answer_now(e.data.fd);
 		} else if (!answer(e.data.fd)) {
 			close(e.data.fd);
 		}

@@ -1,0 +1,550 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR MIT) */
+/*
+ * Wake-up chains: what a wait was for.
+ *
+ * When a tracked thread ends another's wait, the other's time off the CPU is
+ * split by what the waker did in it, which the waker remembers: its stalls, its
+ * own waits, and else its CPU time. The pieces go into the woken thread's
+ * memory as handed on. The waker's own waits were split in the same way when it
+ * was woken, so that chains of any length come out by induction; MAX_DEPTH
+ * bounds them. A request takes its share when its response is sent.
+ *
+ * An interrupt wakes in the name of whoever it interrupted: the preempt count
+ * tells. Of the wake-ups by softirqs only those count in which the thread is
+ * inside a send to a loopback socket and the peer's bytes have just arrived.
+ */
+#ifndef EBPFLLM_CHAIN_H
+#define EBPFLLM_CHAIN_H
+
+#include "conn.h"
+
+#define MAX_DEPTH 8		/* API, router, engine, worker: twice that */
+#define JOIN_NS 100000		/* neighbours no further apart than this may become one */
+#define JOIN_AMONG 4		/* how many of the latest are looked at: kinds that a thread may alternate between */
+
+/* Of <linux/preempt.h>, unchanged since 2.6.38; PREEMPT_RT counts softirqs elsewhere and is refused in user space. */
+#define IN_HARD_INTERRUPT 0xff0000 /* NMI or hard interrupt */
+#define IN_SOFTIRQ 0x000100	   /* serving one, not merely holding them off */
+
+enum caused {
+	CAUSE_LOST,   /* something else has come in between, or the last wake-up is not understood */
+	CAUSE_WOKEN,
+};
+
+/* What one CPU is about: the send to loopback that it is in, and scratch. */
+struct chain_cpu {
+	__u64 socket; /* that is sent to */
+	__u32 tid;    /* who sends; 0 nobody */
+	__u32 ports;  /* of that socket: local << 16 | remote */
+	__u32 ready;  /* the peer has just been told of bytes */
+	__u32 pad;
+	struct stretch pieces[KINDS];
+	__u64 at_known[KINDS]; /* a thread's totals at the time from which on its latest stretches are complete */
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct chain_cpu);
+} chain_cpus SEC(".maps");
+
+static __always_inline struct chain_cpu *chain_cpu(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&chain_cpus, &zero);
+}
+
+/* The i-th latest stretch of a thread. */
+static __always_inline struct stretch *latest(struct thread *t, __u32 i)
+{
+	return &t->recent[(t->next - 1 - i) & (RECENT - 1)];
+}
+
+static __always_inline __u32 kind_of(struct stretch *s)
+{
+	return s->major ? MAJOR_FAULTS : s->stage < THREAD_STAGES ? s->stage : STAGE_WAIT;
+}
+
+/* Takes a reading of the thread's totals. */
+static __always_inline void chain_read_totals(struct thread *t, __u64 now)
+{
+	struct reading *r, *coarse;
+
+	r = &t->readings[t->read_fine++ & (FINE - 1)];
+	r->time = now;
+#pragma unroll
+	for (int i = 0; i < KINDS; i++)
+		r->total[i] = t->total[i] >> READING_SHIFT;
+	coarse = &t->readings[FINE + ((t->read_coarse - 1) & (COARSE - 1))];
+	if (t->read_coarse && now < coarse->time + COARSE_NS)
+		return;
+	t->readings[FINE + (t->read_coarse++ & (COARSE - 1))] = *r;
+}
+
+/* A place for a new one: what is known of the thread then begins where the replaced one ended. */
+static __always_inline struct stretch *oldest_replaced(struct thread *t)
+{
+	struct stretch *s = &t->recent[t->next & (RECENT - 1)];
+
+	if (s->to > t->known)
+		t->known = s->to;
+	t->next++;
+	return s;
+}
+
+/*
+ * Remembers a stretch, joined to an earlier one of its kind if that ended just
+ * before. Between them the thread did something else for up to JOIN_NS, and for
+ * an eighth of the time at most where the stretch itself may become a span.
+ */
+__noinline int remember_stretch(struct thread *t, struct stretch *n)
+{
+	struct stretch *s, joined;
+	__u64 gap;
+
+	if (!t || !n)
+		return 0;
+	t->total[kind_of(n)] += n->ns;
+	for (__u32 i = 0; i < JOIN_AMONG; i++) {
+		s = latest(t, i);
+		if (s->stage != n->stage || s->tid != n->tid || s->waker != n->waker || s->major != n->major || !s->to)
+			continue;
+		gap = s->stage == STAGE_PAGE_FAULT || s->stage == STAGE_WAIT || s->waker || s->ns / 8 > JOIN_NS ?
+			      JOIN_NS :
+			      s->ns / 8;
+		if (n->from > s->to + gap)
+			continue;
+		joined = *s;
+		if (n->from < joined.from)
+			joined.from = n->from;
+		if (n->to > joined.to)
+			joined.to = n->to;
+		joined.ns += n->ns;
+		if (n->depth > joined.depth)
+			joined.depth = n->depth;
+		/* the latest end stays first */
+		for (__u32 j = i; j > 0; j--)
+			*latest(t, j) = *latest(t, j - 1);
+		*latest(t, 0) = joined;
+		return 0;
+	}
+	s = latest(t, 0);
+	/* page faults come in without a lower bound, since many short ones make a long one */
+	if (s->ns >= RECENT_NS || !s->to)
+		s = oldest_replaced(t);
+	*s = *n;
+	return 0;
+}
+
+/* Remembers a stretch of the thread's own. */
+static __always_inline void remember(struct thread *t, __u32 stage, __u64 from, __u64 to, __u64 ns, int major)
+{
+	struct stretch n = { .from = from, .to = to, .ns = ns, .pid = t->tgid, .tid = t->tid,
+			     .stage = stage == STAGE_UNKNOWN ? STAGE_WAIT : stage, .major = major };
+
+	if (to <= from || (ns < RECENT_NS && stage != STAGE_PAGE_FAULT))
+		return;
+	remember_stretch(t, &n);
+}
+
+/* The part of a stretch's time that lies within [from, to]: it is taken to be spread evenly. */
+__noinline __u64 stretch_within(struct stretch *s, __u64 from, __u64 to)
+{
+	__u64 a, b;
+
+	if (!s)
+		return 0;
+	a = s->from > from ? s->from : from;
+	b = s->to < to ? s->to : to;
+	if (a >= b)
+		return 0;
+	if (a == s->from && b == s->to)
+		return s->ns;
+	return s->ns >= s->to - s->from ? b - a : s->ns * (b - a) / (s->to - s->from);
+}
+
+/* Is it the current thread itself that wakes, and not an interrupt that came over it? */
+static __always_inline int wakes_itself(struct task_struct *current)
+{
+	/* the static per-CPU variables of a CPU are at fixed distances from each other */
+	__u64 rq = (__u64)current->se.cfs_rq->rq;
+	struct chain_cpu *cpu;
+	__u32 count = IN_HARD_INTERRUPT;
+
+	bpf_probe_read_kernel(&count, sizeof(count), (void *)(rq + preempt_count_at));
+	if (count & IN_HARD_INTERRUPT)
+		return 0;
+	if (!(count & IN_SOFTIRQ))
+		return 1;
+	cpu = chain_cpu();
+	return cpu && cpu->ready && cpu->tid == current->pid;
+}
+
+/* Adds to what is handed on of one kind. */
+static __always_inline void chain_piece(struct chain_cpu *cpu, __u32 kind, __u64 ns, __u64 from, __u64 to, __u32 pid,
+					__u32 tid, __u8 depth)
+{
+	struct stretch *p;
+
+	if (kind >= KINDS || !ns)
+		return;
+	p = &cpu->pieces[kind];
+	if (!p->to || from < p->from)
+		p->from = from;
+	if (to > p->to)
+		p->to = to;
+	/* named by whichever has most of it */
+	if (!p->ns || ns > p->ns) {
+		p->pid = pid;
+		p->tid = tid;
+		p->depth = depth + 1;
+	}
+	p->ns += ns;
+}
+
+/*
+ * What the waker did from t0 until its latest stretches begin, by its readings.
+ * Between two of them it is taken to be spread evenly. Returns from when on
+ * something is known: t0, or later.
+ */
+__noinline __u64 chain_older(struct thread *w, __u64 t0)
+{
+	struct chain_cpu *cpu = chain_cpu();
+	struct reading *first = 0, *next = 0, *r;
+	struct stretch *s;
+	__u64 part, ns, left, from, begin, end;
+	__u32 kind;
+
+	if (!w || !cpu)
+		return t0;
+	for (__u32 i = 0; i < FINE + COARSE; i++) { /* all that there are */
+		r = &w->readings[i];
+		if (!r->time || r->time >= w->known)
+			continue;
+		if (r->time <= t0 && (!first || r->time > first->time))
+			first = r;
+		if (r->time > t0 && (!next || r->time < next->time))
+			next = r;
+	}
+	if (!first && !next)
+		return w->known;
+	for (__u32 i = 0; i < KINDS; i++)
+		cpu->at_known[i] = w->total[i];
+	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+		s = latest(w, i);
+		kind = kind_of(s);
+		cpu->at_known[kind] -= s->ns < cpu->at_known[kind] ? s->ns : cpu->at_known[kind];
+	}
+	from = first ? t0 : next->time;
+	left = w->known - from;
+	/* the part of [begin, end], between first and what comes after it, that is asked for */
+	begin = first ? first->time : 0;
+	end = next ? next->time : w->known;
+	for (__u32 i = 0; i < KINDS; i++) {
+		__u32 at_known = cpu->at_known[i] >> READING_SHIFT;
+
+		if (i == STAGE_CPU)
+			continue; /* what is left over */
+		ns = 0;
+		if (next)
+			ns = (__u64)(at_known - next->total[i]) << READING_SHIFT;
+		if (first) {
+			part = (__u64)((next ? next->total[i] : at_known) - first->total[i]) << READING_SHIFT;
+			ns += end - begin ? part * ((end - t0) >> 10) / (((end - begin) >> 10) + 1) : 0;
+		}
+		if (ns > left)
+			ns = left;
+		left -= ns;
+		chain_piece(cpu, i, ns, from, w->known, w->tgid, w->tid, 0);
+	}
+	return from;
+}
+
+/* Splits the wait [t0, t1] of thread t by what its waker w did in it. */
+__noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t1)
+{
+	struct chain_cpu *cpu = chain_cpu();
+	struct stretch *s, *p, cpu_time = {};
+	__u64 left, ns, since = t0;
+	__u32 kind, any = 0;
+
+	if (!t || !w || !cpu)
+		return 0;
+	if (t0 < w->known) {
+		__builtin_memset(cpu->pieces, 0, sizeof(cpu->pieces));
+		any = 1;
+		since = w->known < t1 ? w->known : t1;
+		ns = chain_older(w, t0);
+		if (ns > t1)
+			ns = t1;
+		/* of what the waker did before then nothing is known: that part stays wait */
+		remember(t, STAGE_WAIT, t0, ns, ns - t0, 0);
+		t0 = ns;
+	}
+	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+		s = latest(w, i);
+		if (s->to <= since) {
+			if (!s->depth)
+				break; /* a thread's own are in order: those before ended earlier */
+			continue;
+		}
+		ns = stretch_within(s, since, t1);
+		if (!ns)
+			continue;
+		if (!any) {
+			__builtin_memset(cpu->pieces, 0, sizeof(cpu->pieces));
+			any = 1;
+		}
+		kind = s->depth >= MAX_DEPTH ? STAGE_WAIT : kind_of(s);
+		chain_piece(cpu, kind, ns, s->from > since ? s->from : since, s->to < t1 ? s->to : t1, s->pid, s->tid, s->depth);
+	}
+	left = t1 - t0;
+	for (__u32 i = 0; any && i < KINDS; i++) {
+		p = &cpu->pieces[i];
+		if (i == STAGE_CPU)
+			continue; /* it is part of what is left over, be it the waker's own or of others that it waited for */
+		if (p->ns > left)
+			p->ns = left;
+		if (!p->ns)
+			continue;
+		left -= p->ns;
+		p->waker = w->tid;
+		p->stage = i == MAJOR_FAULTS ? STAGE_PAGE_FAULT : i;
+		p->major = i == MAJOR_FAULTS;
+		remember_stretch(t, p);
+	}
+	if (!left)
+		return 0;
+	cpu_time.from = t0;
+	cpu_time.to = t1;
+	cpu_time.ns = left;
+	cpu_time.pid = w->tgid;
+	cpu_time.tid = w->tid;
+	cpu_time.waker = w->tid;
+	cpu_time.stage = STAGE_CPU;
+	cpu_time.depth = 1;
+	remember_stretch(t, &cpu_time);
+	return 0;
+}
+
+/* A wait of thread t, off the CPU since t->out, ends: by the current thread, where that is one of ours. */
+static __always_inline void chain_wakes(struct thread *t, __u64 now)
+{
+	struct task_struct *current;
+	struct thread *w;
+
+	t->waker = 0;
+	t->cause = 0;
+	t->caused = CAUSE_LOST;
+	if (now < t->out + RECENT_NS)
+		return;
+	current = bpf_get_current_task_btf();
+	w = chains ? thread_of(current) : 0;
+	/*
+	 * Go's runtime wakes its threads for whatever goroutine is next: between the threads of one Go process
+	 * a wake-up says nothing of what was waited for.
+	 */
+	if (!w || w == t || !w->known || ((t->process.flags & PROCESS_GO) && w->tgid == t->tgid) || !wakes_itself(current)) {
+		remember(t, STAGE_WAIT, t->out, now, now - t->out, 0);
+		return;
+	}
+	t->waker = w->tid;
+	t->caused = CAUSE_WOKEN;
+	chain_split(t, w, t->out, now);
+	chain_read_totals(t, now);
+	chain_read_totals(w, now);
+}
+
+/* The thread has read a socket: the second one that it reads since it was woken is a cause of its own. */
+static __always_inline void chain_reads(struct thread *t, struct sock *sk)
+{
+	if (!t->cause)
+		t->cause = (__u64)sk;
+	else if (t->cause != (__u64)sk)
+		t->caused = CAUSE_LOST;
+}
+
+/* The thread uses a server connection. */
+static __always_inline void chain_uses(struct thread *t, struct conn *c, __u64 now)
+{
+	if (t->conn != c->cookie) {
+		if (t->conn)
+			t->used_other = t->used;
+		t->conn = c->cookie;
+	}
+	t->used = now;
+}
+
+/* A request is read, and from now on waited for on its lane, until the first byte of its answer or its end. */
+static __always_inline void chain_begins(struct conn *c, struct lane *l)
+{
+	if (c->pending || !l)
+		return;
+	c->pending = 1;
+	__sync_fetch_and_add(&l->pending, 1);
+}
+
+static __always_inline void chain_ends(struct conn *c)
+{
+	struct lane *l;
+
+	if (!c->pending)
+		return;
+	c->pending = 0;
+	l = conn_lane(c);
+	if (l)
+		__sync_fetch_and_add(&l->pending, -1);
+}
+
+/* Takes the stretches into the request's account from here on. */
+static __always_inline void chain_from(struct conn *c, __s64 lane_wait, __u64 now)
+{
+	c->chain_since = now;
+	c->chain_wait = lane_wait;
+	c->chain_socket = conn_socket_time(c);
+}
+
+/* Adds a stretch's part within [since, now] to the request's account, and returns what of it there was. */
+__noinline __u64 chain_take(struct conn *c, struct stretch *s, __u64 left, __u64 now)
+{
+	struct occurrence_record o = {};
+	__u64 ns;
+
+	if (!c || !s)
+		return 0;
+	ns = stretch_within(s, c->chain_since, now);
+	if (ns > left)
+		ns = left;
+	if (!ns || s->stage >= STAGE_WAIT)
+		return 0;
+	c->chained[s->stage] += ns;
+	if (s->major)
+		c->chained_major += ns;
+	if (s->stage == STAGE_CPU || ns < min_duration)
+		return ns;
+	o.r.kind = RECORD_OCCURRENCE;
+	o.r.cookie = c->cookie;
+	o.r.seq = c->seq;
+	o.r.time = s->to < now ? s->to : now;
+	o.start = s->from > c->chain_since ? s->from : c->chain_since;
+	o.duration = ns;
+	o.pid = s->pid;
+	o.tid = s->tid;
+	o.stage = s->stage;
+	o.syscall = -1;
+	o.flags = OCCURRENCE_WAKER | (s->major ? OCCURRENCE_MAJOR : 0);
+	if (!send_up(&o, sizeof(o), LOST_OCCURRENCE))
+		c->lost = 1;
+	return ns;
+}
+
+/* Takes what the threads that woke this one did since the request's previous send: any of them, or one. */
+__noinline int chain_take_all(struct conn *c, struct thread *t, __u32 waker, __u64 left, __u64 now)
+{
+	struct stretch *s;
+	__u64 ns;
+
+	if (!c || !t)
+		return 0;
+	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+		s = latest(t, i);
+		if (s->to <= c->chain_since && !s->depth)
+			break; /* its own are in order */
+		if (!s->depth || (waker && s->waker != waker))
+			continue;
+		ns = chain_take(c, s, left, now);
+		if (ns >= left)
+			break;
+		left -= ns;
+	}
+	return 0;
+}
+
+/*
+ * The thread sends part of the request's answer. What the lane has waited for
+ * since the last one is the waker's doing where the wake-up led to this send:
+ * because nothing else has come in since, or because the thread has nothing
+ * else to do than this request.
+ */
+static __always_inline void chain_sends(struct conn *c, struct thread *t, struct lane *l, __u64 now)
+{
+	__s64 wait, left;
+	int alone;
+
+	if (c->pending) { /* on this lane, see follow_sender() */
+		c->pending = 0;
+		__sync_fetch_and_add(&l->pending, -1);
+	}
+	chain_uses(t, c, now);
+	wait = lane_read(l, STAGE_WAIT, now);
+	left = wait - c->chain_wait - (conn_socket_time(c) - c->chain_socket);
+	alone = !(t->process.flags & PROCESS_GO) && !l->pending && t->used_other <= c->chain_since;
+	if (left >= RECENT_NS && (alone || t->caused == CAUSE_WOKEN))
+		chain_take_all(c, t, alone ? 0 : t->waker, left, now);
+	chain_from(c, wait, now);
+}
+
+/* Whether both ends of a socket may be on this host: 127.0.0.0/8, or the same address; IPv6 is told apart in chain_ready(). */
+static __always_inline int loopback(struct sock *sk)
+{
+	__be32 remote = sk->__sk_common.skc_daddr;
+
+	return (remote & 0xff) == 127 || remote == sk->__sk_common.skc_rcv_saddr;
+}
+
+static __always_inline __u32 port_pair(__u16 local, __u16 remote)
+{
+	return (__u32)local << 16 | remote;
+}
+
+/* The current thread is inside a send to a TCP socket: what the softirqs that it runs wake up, it has woken. */
+static __always_inline void chain_sending(struct sock *sk)
+{
+	struct chain_cpu *cpu;
+
+	if (!chains || !loopback(sk))
+		return;
+	cpu = chain_cpu();
+	if (!cpu)
+		return;
+	cpu->socket = (__u64)sk;
+	cpu->tid = bpf_get_current_task_btf()->pid;
+	cpu->ports = port_pair(sk->__sk_common.skc_num, bpf_ntohs(sk->__sk_common.skc_dport));
+	cpu->ready = 0;
+}
+
+static __always_inline void chain_sent(void)
+{
+	struct chain_cpu *cpu = chains ? chain_cpu() : 0;
+
+	if (cpu)
+		cpu->tid = 0;
+}
+
+/* Bytes have come to a TCP socket: whoever waits for them is woken next. Are they from the send that this CPU is in? */
+static __always_inline void chain_ready(struct sock *sk)
+{
+	struct chain_cpu *cpu = chains ? chain_cpu() : 0;
+	struct sock *from;
+
+	if (!cpu || !cpu->tid)
+		return;
+	cpu->ready = 0;
+	if (cpu->ports != port_pair(bpf_ntohs(sk->__sk_common.skc_dport), sk->__sk_common.skc_num))
+		return;
+	from = (struct sock *)cpu->socket;
+	if (BPF_CORE_READ(from, __sk_common.skc_net.net) != sk->__sk_common.skc_net.net ||
+	    BPF_CORE_READ(from, __sk_common.skc_daddr) != sk->__sk_common.skc_rcv_saddr ||
+	    BPF_CORE_READ(from, __sk_common.skc_rcv_saddr) != sk->__sk_common.skc_daddr)
+		return;
+	if (sk->__sk_common.skc_family == AF_INET6) {
+		struct in6_addr a = BPF_CORE_READ(from, __sk_common.skc_v6_daddr), b = sk->__sk_common.skc_v6_rcv_saddr;
+		__u64 *x = (__u64 *)&a, *y = (__u64 *)&b;
+		if (x[0] != y[0] || x[1] != y[1])
+			return;
+	}
+	cpu->ready = 1;
+}
+
+#endif
