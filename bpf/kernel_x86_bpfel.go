@@ -42,8 +42,6 @@ type KernelCloseRecord struct {
 
 type KernelConn struct {
 	_             structs.HostLayout
-	Cookie        uint64
-	Seq           uint32
 	State         uint8
 	First         uint8
 	Responding    uint8
@@ -52,6 +50,14 @@ type KernelConn struct {
 	NoLane        uint8
 	NoAccept      uint8
 	SocketState   uint8
+	Start         uint64
+	NextStart     uint64
+	Receive       int64
+	Send          int64
+	Qdisc         int64
+	ReceiveSince  uint64
+	Cookie        uint64
+	Seq           uint32
 	ResponseOpen  uint8
 	Counted       uint8
 	NoArrival     uint8
@@ -73,9 +79,7 @@ type KernelConn struct {
 	Remote        [16]uint8
 	Established   uint64
 	Accepted      uint64
-	Start         uint64
 	FirstRead     uint64
-	NextStart     uint64
 	Received      uint64
 	Sent          uint64
 	Writes        uint32
@@ -83,9 +87,6 @@ type KernelConn struct {
 	Chunks        uint32
 	SendSize      uint32
 	FirstOut      uint64
-	Receive       int64
-	Send          int64
-	Qdisc         int64
 	Handed        uint32
 	Transmitted   uint32
 	Sequenced     uint8
@@ -104,7 +105,6 @@ type KernelConn struct {
 	BaseMajor     int64
 	Done          [16]int64
 	Plain         [5]int64
-	ReceiveSince  uint64
 	SendSince     uint64
 	QdiscSince    uint64
 	BodySince     uint64

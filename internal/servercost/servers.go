@@ -162,8 +162,9 @@ func keepTo(cpu int) error {
 	return nil
 }
 
-// askEcho has the client ask. With beside, that server is asked every fourth time.
-func (s *server) askEcho(ctx context.Context, requests int, beside *server) (r round, err error) {
+// askEcho has the client ask. With beside, that server is asked every fourth
+// time. If it is hot, the client is on the server's CPU.
+func (s *server) askEcho(ctx context.Context, requests int, beside *server, hot bool) (r round, err error) {
 	port := func(s *server) string { _, port, _ := net.SplitHostPort(s.addr); return port }
 	args := []string{"ask", port(s), strconv.Itoa(requests)}
 	if beside != nil {
@@ -179,7 +180,11 @@ func (s *server) askEcho(ctx context.Context, requests int, beside *server) (r r
 	if err != nil {
 		return r, err
 	}
-	if err := startOn(cmd, clientCPU); err != nil {
+	cpu := clientCPU
+	if hot {
+		cpu = serverCPU
+	}
+	if err := startOn(cmd, cpu); err != nil {
 		return r, err
 	}
 	defer func() {
