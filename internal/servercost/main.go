@@ -24,6 +24,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -47,14 +48,14 @@ func run() error {
 	out := flag.String("out", "out/overhead.json", "`file` for the result as JSON; - is standard output")
 	chosen := flag.String("configs", strings.Join(usual, ","), "`names` of what is measured, by commas, of "+strings.Join(names, ","))
 	rounds := flag.Int("rounds", 40, "rounds of each configuration, with as many and one without the kernel side")
-	requests := flag.Int("requests", 4000, "requests a round; the LLM server gets one for every 400")
+	requests := flag.Int("requests", 4000, "requests a round; the LLM server gets one for every "+strconv.Itoa(llmShare))
 	cost := flag.Bool("programs", true, "count afterwards how often each program runs per request, and how long")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q; see -help", flag.Arg(0))
 	}
-	if *rounds < 1 || *requests < 400 {
-		return errors.New("needs at least one round and 400 requests")
+	if *rounds < 1 || *requests < llmShare {
+		return fmt.Errorf("needs at least one round and %d requests", llmShare)
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("must run as root: loads programs into the kernel")

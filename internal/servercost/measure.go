@@ -60,7 +60,7 @@ func measure(ctx context.Context, c config, rounds, requests int, programs bool)
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	var s *server
 	if c.llm {
-		requests /= 400
+		requests /= llmShare
 		s, err = startLLM(ctx, dir)
 	} else {
 		s, err = startEcho(ctx, dir, serverCPU)

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	_ "embed"
 	"encoding/binary"
@@ -27,6 +26,9 @@ import (
 	"github.com/ebpfllm/ebpfllm/internal/probe"
 	"github.com/ebpfllm/ebpfllm/internal/target"
 )
+
+// An answer of the LLM server takes as long as this many of the echo server, and more.
+const llmShare = 1000
 
 // The CPU of the server, and that of all the rest; the same one where there is no other.
 var (
@@ -223,9 +225,9 @@ func (s *server) askLLM(ctx context.Context, requests int) (r round, err error) 
 	defer transport.CloseIdleConnections()
 	client := http.Client{Transport: transport}
 	var gaps []float64
-	ask := func() error {
-		const body = `{"messages":[{"role":"user","content":"tell me of the sea"}],"max_tokens":64,"stream":true}`
-		q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.addr+"/v1/chat/completions", bytes.NewReader([]byte(body)))
+	ask := func(tokens int) error {
+		body := fmt.Sprintf(`{"messages":[{"role":"user","content":"tell me of the sea"}],"max_tokens":%d,"stream":true}`, tokens)
+		q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.addr+"/v1/chat/completions", strings.NewReader(body))
 		if err != nil {
 			return err
 		}
@@ -243,7 +245,7 @@ func (s *server) askLLM(ctx context.Context, requests int) (r round, err error) 
 		chunks := 0
 		for lines := bufio.NewScanner(answer.Body); ; {
 			if !lines.Scan() {
-				if lines.Err() == nil && chunks < 64 {
+				if lines.Err() == nil && chunks < tokens {
 					return fmt.Errorf("the answer has %d chunks", chunks)
 				}
 				return lines.Err()
@@ -256,7 +258,7 @@ func (s *server) askLLM(ctx context.Context, requests int) (r round, err error) 
 			}
 		}
 	}
-	if err := ask(); err != nil { // warms the server up
+	if err := ask(8); err != nil { // warms the server up
 		return r, err
 	}
 	gaps = gaps[:0]
@@ -265,7 +267,7 @@ func (s *server) askLLM(ctx context.Context, requests int) (r round, err error) 
 		return r, err
 	}
 	for range requests {
-		if err := ask(); err != nil {
+		if err := ask(64); err != nil {
 			return r, err
 		}
 	}
