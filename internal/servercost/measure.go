@@ -140,8 +140,10 @@ func runs(c config, watched *server, one func() (round, error), requests int) (l
 	if _, err := one(); err != nil {
 		return nil, err
 	}
-	// the warm-up is in it
-	n := float64(requests + requests/20 + 1)
+	n := float64(requests + requests/20 + 1) // with the warm-up
+	if c.llm {
+		n = float64(requests) + float64(llmWarmUp)/llmTokens
+	}
 	for name, after := range w.probe.Runs() {
 		if count := after.Count - before[name].Count; count > 0 {
 			list = append(list, program{name, float64(count) / n, float64(after.Time-before[name].Time) / float64(count)})

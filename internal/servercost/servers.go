@@ -30,6 +30,9 @@ import (
 // An answer of the LLM server takes as long as this many of the echo server, and more.
 const llmShare = 1000
 
+// Tokens of its answers, and of the one before them that warms it up.
+const llmTokens, llmWarmUp = 64, 8
+
 // The CPU of the server, and that of all the rest; the same one where there is no other.
 var (
 	hostCPUs  = runtime.NumCPU()
@@ -218,7 +221,7 @@ func (s *server) askEcho(ctx context.Context, requests int, beside *server, hot 
 	return round{cpu: float64(after-before) / 1e3 / float64(requests), p99: quantile(us, 0.99)}, nil
 }
 
-// askLLM asks for streamed answers of 64 tokens, one after the other on one
+// askLLM asks for streamed answers, one after the other on one
 // connection. Its latencies are the gaps between the chunks.
 func (s *server) askLLM(ctx context.Context, requests int) (r round, err error) {
 	transport := &http.Transport{}
@@ -258,7 +261,7 @@ func (s *server) askLLM(ctx context.Context, requests int) (r round, err error) 
 			}
 		}
 	}
-	if err := ask(8); err != nil { // warms the server up
+	if err := ask(llmWarmUp); err != nil { // warms the server up
 		return r, err
 	}
 	gaps = gaps[:0]
@@ -267,7 +270,7 @@ func (s *server) askLLM(ctx context.Context, requests int) (r round, err error) 
 		return r, err
 	}
 	for range requests {
-		if err := ask(64); err != nil {
+		if err := ask(llmTokens); err != nil {
 			return r, err
 		}
 	}
