@@ -66,8 +66,6 @@ type KernelCloseRecord struct {
 
 type KernelConn struct {
 	_               structs.HostLayout
-	Cookie          uint64
-	Seq             uint32
 	State           uint8
 	First           uint8
 	Responding      uint8
@@ -76,6 +74,14 @@ type KernelConn struct {
 	NoLane          uint8
 	NoAccept        uint8
 	SocketState     uint8
+	Start           uint64
+	NextStart       uint64
+	Receive         int64
+	Send            int64
+	Qdisc           int64
+	ReceiveSince    uint64
+	Cookie          uint64
+	Seq             uint32
 	ResponseOpen    uint8
 	Counted         uint8
 	NoArrival       uint8
@@ -101,9 +107,7 @@ type KernelConn struct {
 	_               [4]byte
 	Established     uint64
 	Accepted        uint64
-	Start           uint64
 	FirstRead       uint64
-	NextStart       uint64
 	Received        uint64
 	Sent            uint64
 	Writes          uint32
@@ -111,9 +115,6 @@ type KernelConn struct {
 	Chunks          uint32
 	SendSize        uint32
 	FirstOut        uint64
-	Receive         int64
-	Send            int64
-	Qdisc           int64
 	Retransmit      int64
 	Handed          uint32
 	Transmitted     uint32
@@ -154,7 +155,6 @@ type KernelConn struct {
 	ChainedMajor     int64
 	Done             [19]int64
 	Plain            [6]int64
-	ReceiveSince     uint64
 	SendSince        uint64
 	QdiscSince       uint64
 	BodySince        uint64

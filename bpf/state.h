@@ -156,8 +156,7 @@ struct mark {
 enum conn_state { CONN_IDLE, CONN_HEAD, CONN_ACTIVE };
 
 struct conn {
-	__u64 cookie;
-	__u32 seq;
+	/* What data_ready touches comes first, in one cache line: mostly it runs on another CPU than the reader. */
 	__u8 state; /* enum conn_state */
 	__u8 first; /* the request is the connection's first */
 	__u8 responding; /* a final response has begun */
@@ -166,6 +165,12 @@ struct conn {
 	__u8 no_lane;
 	__u8 no_accept;
 	__u8 socket_state; /* exclusive stage of the socket now; 0 none */
+	__u64 start;
+	__u64 next_start; /* first byte after the response began: the next request's, probably */
+	__s64 receive, send, qdisc; /* clocks of this request, see clock_*() */
+	__u64 receive_since;
+	__u64 cookie;
+	__u32 seq;
 	__u8 response_open; /* the response's head is not complete */
 	__u8 counted;	   /* it is one of MAX_CONNS */
 	__u8 no_arrival;
@@ -184,16 +189,14 @@ struct conn {
 	__u16 family, local_port, remote_port, pad;
 	__u8 local[16], remote[16];
 	__u64 established, accepted;
-	__u64 start, first_read;
-	__u64 next_start; /* first byte after the response began: the next request's, probably */
+	__u64 first_read;
 	__u64 received, sent;
 	__u32 writes;
 	__u32 reported; /* writes when progress was last sent up */
 	__u32 chunks;	/* writes that were not the head alone, nor the terminator of chunked encoding alone */
 	__u32 send_size; /* bytes that the present send call was given */
 	__u64 first_out; /* when the first byte since then passed the device */
-	/* clocks of this request, see clock_*() */
-	__s64 receive, send, qdisc, retransmit;
+	__s64 retransmit; /* a clock of this request, too */
 	__u32 handed;	  /* sequence number up to which bytes were handed to the device */
 	__u32 transmitted; /* … and passed by it */
 	__u8 sequenced;	  /* handed and transmitted are valid */
@@ -220,7 +223,7 @@ struct conn {
 	__s64 chained[THREAD_STAGES], chained_major; /* of the lane's wait: what its wakers did */
 	__s64 done[STAGE_COUNT]; /* before the first read, and what the socket took over since */
 	__s64 plain[SOCKET_STAGES];
-	__u64 receive_since, send_since, qdisc_since, body_since; /* starts of their present stretches */
+	__u64 send_since, qdisc_since, body_since; /* starts of their present stretches, as receive_since */
 };
 
 /* Processes to track, by tgid. 4096: targets with their trees; more are refused by user space with a message. */

@@ -225,21 +225,70 @@ func TestThrottlingIsToldFromTheRunQueue(t *testing.T) {
 
 func TestAHeldAcceptLoopIsAcceptQueue(t *testing.T) {
 	requireRoot(t)
+	for _, how := range []string{"/accept", "/accept_cpu"} {
+		t.Run(how, func(t *testing.T) {
+			s := startC(t, false)
+			w := observe(t, probe.Config{}, s)
+			s.get(how + "?60") // the loop stalls before its next accept, or is in it now and stalls before the one after
+			s.get("/")
+			s.get("/")
+			finished := w.wait(3)
+			r := &finished[1]
+			if finished[2].Exclusive[stage.AcceptQueue] > r.Exclusive[stage.AcceptQueue] {
+				r = &finished[2]
+			}
+			requireWhole(t, r)
+			assert.Equal(t, "accept_queue", top(r, stage.Unknown).String(), describe(r))
+			assert.Greater(t, float64(r.Exclusive[stage.AcceptQueue]), tolerance*delayMS*float64(ms), describe(r))
+			assert.GreaterOrEqual(t, r.Plain[stage.AcceptQueue], r.Exclusive[stage.AcceptQueue])
+			assertOccurrences(t, w.of(r), stage.AcceptQueue, r)
+		})
+	}
+}
+
+// More connections wait than the kernel side looks at, and than it can look at
+// with one event.
+func TestALongAcceptQueueIsAcceptQueueForEachOfIt(t *testing.T) {
+	requireRoot(t)
+	const waiting, hold = 100, 300 // ms
 	s := startC(t, false)
 	w := observe(t, probe.Config{}, s)
-	s.get("/accept?60") // the loop stalls before its next accept, or is in it now and stalls before the one after
-	s.get("/")
-	s.get("/")
-	finished := w.wait(3)
-	r := &finished[1]
-	if finished[2].Exclusive[stage.AcceptQueue] > r.Exclusive[stage.AcceptQueue] {
-		r = &finished[2]
+	s.get(fmt.Sprintf("/accept?%d", hold))
+	var conns []net.Conn
+	for range waiting + 1 { // the loop may have been in accept, and takes the first at once
+		conn, err := net.Dial("tcp4", s.addr)
+		require.NoError(t, err)
+		defer conn.Close()
+		_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		require.NoError(t, err)
+		conns = append(conns, conn)
 	}
+	for _, conn := range conns {
+		r, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		require.NoError(t, err)
+		require.NoError(t, r.Body.Close())
+	}
+	held := 0
+	for _, r := range w.wait(waiting + 2)[1:] {
+		// those that came last waited less, and all for some time more for a CPU
+		if r.Exclusive[stage.AcceptQueue] > int64(r.End-r.Start)/2 && top(&r, stage.Unknown) == stage.AcceptQueue {
+			held++
+		}
+	}
+	assert.GreaterOrEqual(t, held, waiting)
+}
+
+// The loop was woken for the connection and accepts it at once; what it does then keeps it from reading.
+func TestALoopThatIsBusyAfterAcceptIsReceiveQueue(t *testing.T) {
+	requireRoot(t)
+	s := startC(t, true)
+	w := observe(t, probe.Config{}, s)
+	s.get("/accepted?60")
+	s.get("/")
+	r := &w.wait(2)[1]
 	requireWhole(t, r)
-	assert.Equal(t, "accept_queue", top(r, stage.Unknown).String(), describe(r))
-	assert.Greater(t, float64(r.Exclusive[stage.AcceptQueue]), tolerance*delayMS*float64(ms), describe(r))
-	assert.GreaterOrEqual(t, r.Plain[stage.AcceptQueue], r.Exclusive[stage.AcceptQueue])
-	assertOccurrences(t, w.of(r), stage.AcceptQueue, r)
+	assert.Equal(t, "receive_queue", top(r, stage.Unknown).String(), describe(r))
+	assert.Less(t, r.Plain[stage.AcceptQueue], 20*ms, describe(r))
 }
 
 func TestABusyEventLoopIsReceiveQueue(t *testing.T) {

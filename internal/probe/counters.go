@@ -17,8 +17,11 @@ type Counters struct {
 	Lost       map[string]uint64 // by reason
 	MapFull    map[string]uint64 // by map
 	Unreadable uint64            // heads read by a call whose buffer is not known
-	Targets    int               // tracked processes that are no candidates
-	Candidates int
+	// LooseAccepts are connections whose accept is known to no better than a
+	// millisecond; which side of it the wait was charged to is a guess.
+	LooseAccepts uint64
+	Targets      int // tracked processes that are no candidates
+	Candidates   int
 }
 
 var lostReasons = map[bpf.KernelCounter]string{
@@ -71,6 +74,8 @@ func (p *Probe) Counters() (Counters, error) {
 			c.MapFull[fullMaps[counter]] = sum
 		case counter == bpf.KernelCounterHEADS_UNREADABLE:
 			c.Unreadable = sum
+		case counter == bpf.KernelCounterACCEPTS_LOOSE:
+			c.LooseAccepts = sum
 		}
 	}
 	return c, nil

@@ -24,6 +24,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -37,21 +38,24 @@ func main() {
 }
 
 func run() error {
-	var names []string
+	var names, usual []string
 	for _, c := range configs {
 		names = append(names, c.name)
+		if !c.extra {
+			usual = append(usual, c.name)
+		}
 	}
 	out := flag.String("out", "out/overhead.json", "`file` for the result as JSON; - is standard output")
-	chosen := flag.String("configs", strings.Join(names, ","), "`names` of what is measured, by commas")
+	chosen := flag.String("configs", strings.Join(usual, ","), "`names` of what is measured, by commas, of "+strings.Join(names, ","))
 	rounds := flag.Int("rounds", 40, "rounds of each configuration, with as many and one without the kernel side")
-	requests := flag.Int("requests", 4000, "requests a round; the LLM server gets one for every 400")
+	requests := flag.Int("requests", 4000, "requests a round; the LLM server gets one for every "+strconv.Itoa(llmShare))
 	cost := flag.Bool("programs", true, "count afterwards how often each program runs per request, and how long")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q; see -help", flag.Arg(0))
 	}
-	if *rounds < 1 || *requests < 400 {
-		return errors.New("needs at least one round and 400 requests")
+	if *rounds < 1 || *requests < llmShare {
+		return fmt.Errorf("needs at least one round and %d requests", llmShare)
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("must run as root: loads programs into the kernel")
@@ -100,7 +104,7 @@ type machine struct {
 // row is one configuration against nothing attached.
 type row struct {
 	Name string  `json:"name"`
-	Bar  float64 `json:"cpu_ratio_bar"` // what CPUMedian shall not exceed
+	Bar  float64 `json:"cpu_ratio_bar,omitempty"` // what CPUMedian shall not exceed
 	// of the ratios round by round
 	CPUMedian float64 `json:"cpu_ratio_median"`
 	CPUP25    float64 `json:"cpu_ratio_p25"`
@@ -154,11 +158,14 @@ func (r *result) print(out io.Writer) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "configuration\tCPU ratio\tquartiles\tbar\tCPU us off\ton\tp99 ratio\trounds\toff against off\tlost")
 	for _, c := range r.Configs {
-		met := ""
-		if c.CPUMedian > c.Bar {
-			met = fmt.Sprintf(" missed by %.3f", c.CPUMedian-c.Bar)
+		bar := "none"
+		if c.Bar > 0 {
+			bar = fmt.Sprintf("%.2f", c.Bar)
+			if c.CPUMedian > c.Bar {
+				bar += fmt.Sprintf(" missed by %.3f", c.CPUMedian-c.Bar)
+			}
 		}
-		fmt.Fprintf(w, "%s\t%.3f\t%.3f–%.3f\t%.2f%s\t%.2f\t%.2f\t%.2f\t%d\t%.3f–%.3f\t%d\n", c.Name, c.CPUMedian, c.CPUP25, c.CPUP75, c.Bar, met,
+		fmt.Fprintf(w, "%s\t%.3f\t%.3f–%.3f\t%s\t%.2f\t%.2f\t%.2f\t%d\t%.3f–%.3f\t%d\n", c.Name, c.CPUMedian, c.CPUP25, c.CPUP75, bar,
 			c.CPUOff, c.CPUOn, c.P99Median, c.Rounds, c.ControlP25, c.ControlP75, c.Lost)
 	}
 	w.Flush()

@@ -33,6 +33,8 @@ type config struct {
 	llm      bool // the server is llama.cpp
 	beside   bool // another server is the target
 	nobody   bool // there is no target
+	hot      bool // the client is on the server's CPU, which so never halts
+	extra    bool // only measured where it is asked for
 }
 
 var configs = []config{
@@ -41,6 +43,8 @@ var configs = []config{
 	{name: "llm_all", bar: 1.01, llm: true},
 	{name: "bystander", bar: 1.03, beside: true},
 	{name: "no_target", bar: 1.01, nobody: true},
+	// There is no bar: what a request costs here is little more than the kernel's own path.
+	{name: "echo_hot", hot: true, extra: true},
 }
 
 var threadStages = slices.DeleteFunc(stage.All(), func(s stage.Stage) bool { return s.Socket() || s == stage.Unattributed })
@@ -56,7 +60,7 @@ func measure(ctx context.Context, c config, rounds, requests int, programs bool)
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	var s *server
 	if c.llm {
-		requests /= 400
+		requests /= llmShare
 		s, err = startLLM(ctx, dir)
 	} else {
 		s, err = startEcho(ctx, dir, serverCPU)
@@ -80,7 +84,7 @@ func measure(ctx context.Context, c config, rounds, requests int, programs bool)
 		if c.llm {
 			return s.askLLM(ctx, requests)
 		}
-		return s.askEcho(ctx, requests, beside)
+		return s.askEcho(ctx, requests, beside, c.hot)
 	}
 	var on, off []round
 	for i := range 2*rounds + 1 {
@@ -136,8 +140,10 @@ func runs(c config, watched *server, one func() (round, error), requests int) (l
 	if _, err := one(); err != nil {
 		return nil, err
 	}
-	// the warm-up is in it
-	n := float64(requests + requests/20 + 1)
+	n := float64(requests + requests/20 + 1) // with the warm-up
+	if c.llm {
+		n = float64(requests) + float64(llmWarmUp)/llmTokens
+	}
 	for name, after := range w.probe.Runs() {
 		if count := after.Count - before[name].Count; count > 0 {
 			list = append(list, program{name, float64(count) / n, float64(after.Time-before[name].Time) / float64(count)})

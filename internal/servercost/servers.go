@@ -4,7 +4,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	_ "embed"
 	"encoding/binary"
@@ -27,6 +26,12 @@ import (
 	"github.com/ebpfllm/ebpfllm/internal/probe"
 	"github.com/ebpfllm/ebpfllm/internal/target"
 )
+
+// An answer of the LLM server takes as long as this many of the echo server, and more.
+const llmShare = 1000
+
+// Tokens of its answers, and of the one before them that warms it up.
+const llmTokens, llmWarmUp = 64, 8
 
 // The CPU of the server, and that of all the rest; the same one where there is no other.
 var (
@@ -162,8 +167,9 @@ func keepTo(cpu int) error {
 	return nil
 }
 
-// askEcho has the client ask. With beside, that server is asked every fourth time.
-func (s *server) askEcho(ctx context.Context, requests int, beside *server) (r round, err error) {
+// askEcho has the client ask. With beside, that server is asked every fourth
+// time. If it is hot, the client is on the server's CPU.
+func (s *server) askEcho(ctx context.Context, requests int, beside *server, hot bool) (r round, err error) {
 	port := func(s *server) string { _, port, _ := net.SplitHostPort(s.addr); return port }
 	args := []string{"ask", port(s), strconv.Itoa(requests)}
 	if beside != nil {
@@ -179,7 +185,11 @@ func (s *server) askEcho(ctx context.Context, requests int, beside *server) (r r
 	if err != nil {
 		return r, err
 	}
-	if err := startOn(cmd, clientCPU); err != nil {
+	cpu := clientCPU
+	if hot {
+		cpu = serverCPU
+	}
+	if err := startOn(cmd, cpu); err != nil {
 		return r, err
 	}
 	defer func() {
@@ -211,16 +221,16 @@ func (s *server) askEcho(ctx context.Context, requests int, beside *server) (r r
 	return round{cpu: float64(after-before) / 1e3 / float64(requests), p99: quantile(us, 0.99)}, nil
 }
 
-// askLLM asks for streamed answers of 64 tokens, one after the other on one
+// askLLM asks for streamed answers, one after the other on one
 // connection. Its latencies are the gaps between the chunks.
 func (s *server) askLLM(ctx context.Context, requests int) (r round, err error) {
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()
 	client := http.Client{Transport: transport}
 	var gaps []float64
-	ask := func() error {
-		const body = `{"messages":[{"role":"user","content":"tell me of the sea"}],"max_tokens":64,"stream":true}`
-		q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.addr+"/v1/chat/completions", bytes.NewReader([]byte(body)))
+	ask := func(tokens int) error {
+		body := fmt.Sprintf(`{"messages":[{"role":"user","content":"tell me of the sea"}],"max_tokens":%d,"stream":true}`, tokens)
+		q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+s.addr+"/v1/chat/completions", strings.NewReader(body))
 		if err != nil {
 			return err
 		}
@@ -238,7 +248,7 @@ func (s *server) askLLM(ctx context.Context, requests int) (r round, err error) 
 		chunks := 0
 		for lines := bufio.NewScanner(answer.Body); ; {
 			if !lines.Scan() {
-				if lines.Err() == nil && chunks < 64 {
+				if lines.Err() == nil && chunks < tokens {
 					return fmt.Errorf("the answer has %d chunks", chunks)
 				}
 				return lines.Err()
@@ -251,7 +261,7 @@ func (s *server) askLLM(ctx context.Context, requests int) (r round, err error) 
 			}
 		}
 	}
-	if err := ask(); err != nil { // warms the server up
+	if err := ask(llmWarmUp); err != nil { // warms the server up
 		return r, err
 	}
 	gaps = gaps[:0]
@@ -260,7 +270,7 @@ func (s *server) askLLM(ctx context.Context, requests int) (r round, err error) 
 		return r, err
 	}
 	for range requests {
-		if err := ask(); err != nil {
+		if err := ask(llmTokens); err != nil {
 			return r, err
 		}
 	}

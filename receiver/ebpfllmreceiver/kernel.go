@@ -505,6 +505,10 @@ func (k *kernelSide) observe(report []probe.StageReport) error {
 		k.telemetry.RegisterReceiverEbpfllmMessagesUnparsedCallback(each("reason", func(c *counts) []map[string]uint64 {
 			return []map[string]uint64{c.unparsed}
 		})),
+		k.telemetry.RegisterReceiverEbpfllmAcceptsLooseCallback(func(_ context.Context, o metric.Int64Observer) error {
+			o.Observe(int64(k.counts.Load().probe.LooseAccepts))
+			return nil
+		}),
 		k.telemetry.RegisterReceiverEbpfllmTargetsCallback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(int64(k.counts.Load().targets))
 			return nil

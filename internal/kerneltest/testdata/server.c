@@ -13,6 +13,8 @@
  *   /dirty       writes to a mapping of FILE, page by page
  *   /compact     has the kernel compact its memory, in the calling thread
  *   /accept?MS   answers; the next accept but one, at the latest, waits for MS
+ *   /accept_cpu?MS  the same, but computing
+ *   /accepted?MS answers; the event loop computes for MS after its next accept
  *   /big?KIB     answers with KIB KiB
  *   /stream?N    answers in N chunks
  *   /body        answers when the whole body is read
@@ -49,7 +51,7 @@
 #include <unistd.h>
 
 static const char *file;
-static volatile int accept_stall;
+static volatile int accept_stall, accept_stall_cpu, accepted_cpu;
 static int event_loop;
 static volatile long sink;
 
@@ -64,6 +66,13 @@ static void sleep_ms(long ms)
 {
 	struct timespec t = { ms / 1000, ms % 1000 * 1000000 };
 	nanosleep(&t, 0);
+}
+
+static void compute(long ms)
+{
+	for (long end = now_ms() + ms; now_ms() < end;)
+		for (int i = 0; i < 10000; i++)
+			sink += i;
 }
 
 struct hold {
@@ -99,9 +108,7 @@ static void delay(const char *path, long arg)
 	char byte;
 
 	if (!strcmp(path, "/cpu")) {
-		for (long end = now_ms() + arg; now_ms() < end;)
-			for (int i = 0; i < 10000; i++)
-				sink += i;
+		compute(arg);
 	} else if (!strcmp(path, "/sleep")) {
 		sleep_ms(arg);
 	} else if (!strcmp(path, "/lock")) {
@@ -425,6 +432,10 @@ static int answer(int fd)
 	delay(strcmp(path, "/defer") ? path : "/sleep", arg);
 	if (!strcmp(path, "/accept"))
 		accept_stall = arg;
+	if (!strcmp(path, "/accept_cpu"))
+		accept_stall_cpu = arg;
+	if (!strcmp(path, "/accepted"))
+		accepted_cpu = arg;
 	if (!strcmp(path, "/stream")) {
 		const char *h = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
 		send_all(fd, h, strlen(h));
@@ -478,6 +489,8 @@ int main(int argc, char **argv)
 				sleep_ms(accept_stall);
 				accept_stall = 0;
 			}
+			compute(accept_stall_cpu);
+			accept_stall_cpu = 0;
 			long fd = accept(s, 0, 0);
 			pthread_create(&t, 0, serve, (void *)fd);
 			pthread_detach(t);
@@ -491,6 +504,8 @@ int main(int argc, char **argv)
 		if (e.data.fd == s) {
 			e.data.fd = accept(s, 0, 0);
 			epoll_ctl(ep, EPOLL_CTL_ADD, e.data.fd, &e);
+			compute(accepted_cpu);
+			accepted_cpu = 0;
 		} else if (waiting[e.data.fd].client) {
 			answer_now(e.data.fd);
 		} else if (!answer(e.data.fd)) {

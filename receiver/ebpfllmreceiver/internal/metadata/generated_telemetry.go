@@ -28,6 +28,7 @@ type TelemetryBuilder struct {
 	meter                            metric.Meter
 	mu                               sync.Mutex
 	registrations                    []metric.Registration
+	ReceiverEbpfllmAcceptsLoose      metric.Int64ObservableCounter
 	ReceiverEbpfllmMapFull           metric.Int64ObservableCounter
 	ReceiverEbpfllmMessagesUnparsed  metric.Int64ObservableCounter
 	ReceiverEbpfllmRecords           metric.Int64ObservableCounter
@@ -47,6 +48,21 @@ type telemetryBuilderOptionFunc func(mb *TelemetryBuilder)
 
 func (tbof telemetryBuilderOptionFunc) apply(mb *TelemetryBuilder) {
 	tbof(mb)
+}
+
+// RegisterReceiverEbpfllmAcceptsLooseCallback sets callback for observable ReceiverEbpfllmAcceptsLoose metric.
+func (builder *TelemetryBuilder) RegisterReceiverEbpfllmAcceptsLooseCallback(cb metric.Int64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerInt64{inst: builder.ReceiverEbpfllmAcceptsLoose, obs: o})
+		return nil
+	}, builder.ReceiverEbpfllmAcceptsLoose)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
 }
 
 // RegisterReceiverEbpfllmMapFullCallback sets callback for observable ReceiverEbpfllmMapFull metric.
@@ -167,6 +183,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	}
 	builder.meter = Meter(settings)
 	var err, errs error
+	builder.ReceiverEbpfllmAcceptsLoose, err = builder.meter.Int64ObservableCounter(
+		"otelcol_receiver_ebpfllm_accepts_loose",
+		metric.WithDescription("Connections whose accept is known to no better than a millisecond, so that accept_queue or receive_queue holds some of the other. [Development]"),
+		metric.WithUnit("{connections}"),
+	)
+	errs = errors.Join(errs, err)
 	builder.ReceiverEbpfllmMapFull, err = builder.meter.Int64ObservableCounter(
 		"otelcol_receiver_ebpfllm_map_full",
 		metric.WithDescription("Times that something could not be followed because a map in the kernel was full. [Development]"),

@@ -20,6 +20,10 @@ func TestSetupTelemetry(t *testing.T) {
 	tb, err := metadata.NewTelemetryBuilder(testTel.NewTelemetrySettings())
 	require.NoError(t, err)
 	defer tb.Shutdown()
+	require.NoError(t, tb.RegisterReceiverEbpfllmAcceptsLooseCallback(func(_ context.Context, observer metric.Int64Observer) error {
+		observer.Observe(1)
+		return nil
+	}))
 	require.NoError(t, tb.RegisterReceiverEbpfllmMapFullCallback(func(_ context.Context, observer metric.Int64Observer) error {
 		observer.Observe(1)
 		return nil
@@ -46,6 +50,9 @@ func TestSetupTelemetry(t *testing.T) {
 	}))
 	tb.ReceiverEbpfllmRequestsLinked.Add(context.Background(), 1)
 	tb.ReceiverEbpfllmRequestsUnsampled.Add(context.Background(), 1)
+	AssertEqualReceiverEbpfllmAcceptsLoose(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
 	AssertEqualReceiverEbpfllmMapFull(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
