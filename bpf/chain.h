@@ -63,7 +63,9 @@ static __always_inline struct stretch *latest(struct thread *t, __u32 i)
 
 static __always_inline __u32 kind_of(struct stretch *s)
 {
-	return s->major ? MAJOR_FAULTS : s->stage < THREAD_STAGES ? s->stage : STAGE_WAIT;
+	__u32 stage = s->stage;
+
+	return s->major ? MAJOR_FAULTS : stage < THREAD_STAGES ? stage : STAGE_WAIT;
 }
 
 /* Takes a reading of the thread's totals. */
@@ -105,10 +107,12 @@ __noinline int remember_stretch(struct thread *t, struct stretch *n)
 
 	if (!t || !n)
 		return 0;
-	t->total[kind_of(n)] += n->ns;
+	if (!n->early)
+		t->total[kind_of(n)] += n->ns;
 	for (__u32 i = 0; i < JOIN_AMONG; i++) {
 		s = latest(t, i);
-		if (s->stage != n->stage || s->tid != n->tid || s->waker != n->waker || s->major != n->major || !s->to)
+		if (s->stage != n->stage || s->tid != n->tid || s->waker != n->waker || s->major != n->major ||
+		    s->early != n->early || !s->to)
 			continue;
 		gap = s->stage == STAGE_PAGE_FAULT || s->stage == STAGE_WAIT || s->waker || s->ns / 8 > JOIN_NS ?
 			      JOIN_NS :
@@ -203,6 +207,14 @@ static __always_inline void chain_piece(struct chain_cpu *cpu, __u32 kind, __u64
 	p->ns += ns;
 }
 
+/* From one reading of a total to the next, in nanoseconds. They wrap, and the one at_known is not exact. */
+static __always_inline __u64 reading_diff(__u32 from, __u32 to)
+{
+	__s32 d = to - from;
+
+	return d > 0 ? (__u64)d << READING_SHIFT : 0;
+}
+
 /*
  * What the waker did from t0 until its latest stretches begin, by its readings.
  * Between two of them it is taken to be spread evenly. Returns from when on
@@ -211,47 +223,54 @@ static __always_inline void chain_piece(struct chain_cpu *cpu, __u32 kind, __u64
 __noinline __u64 chain_older(struct thread *w, __u64 t0)
 {
 	struct chain_cpu *cpu = chain_cpu();
-	struct reading *first = 0, *next = 0, *r;
+	/* places of the readings before and after t0, and their times; 0 where there is none */
+	__u32 first = 0, next = 0;
+	__u64 begin = 0, end, ns, part, left, from;
 	struct stretch *s;
-	__u64 part, ns, left, from, begin, end;
-	__u32 kind;
 
 	if (!w || !cpu)
 		return t0;
+	end = w->known;
 	for (__u32 i = 0; i < FINE + COARSE; i++) { /* all that there are */
-		r = &w->readings[i];
-		if (!r->time || r->time >= w->known)
+		__u64 time = w->readings[i].time;
+
+		if (!time)
 			continue;
-		if (r->time <= t0 && (!first || r->time > first->time))
-			first = r;
-		if (r->time > t0 && (!next || r->time < next->time))
-			next = r;
+		if (time <= t0 && time > begin) {
+			begin = time;
+			first = i;
+		} else if (time > t0 && time < end) {
+			end = time;
+			next = i;
+		}
 	}
-	if (!first && !next)
+	if (!begin && end == w->known)
 		return w->known;
 	for (__u32 i = 0; i < KINDS; i++)
 		cpu->at_known[i] = w->total[i];
 	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
 		s = latest(w, i);
-		kind = kind_of(s);
-		cpu->at_known[kind] -= s->ns < cpu->at_known[kind] ? s->ns : cpu->at_known[kind];
+		if (s->early)
+			continue;
+		ns = cpu->at_known[kind_of(s)];
+		cpu->at_known[kind_of(s)] = s->ns < ns ? ns - s->ns : 0;
 	}
-	from = first ? t0 : next->time;
+	from = begin ? t0 : end;
 	left = w->known - from;
-	/* the part of [begin, end], between first and what comes after it, that is asked for */
-	begin = first ? first->time : 0;
-	end = next ? next->time : w->known;
 	for (__u32 i = 0; i < KINDS; i++) {
-		__u32 at_known = cpu->at_known[i] >> READING_SHIFT;
+		__u32 at_known = cpu->at_known[i] >> READING_SHIFT, at_end = at_known;
 
 		if (i == STAGE_CPU)
 			continue; /* what is left over */
 		ns = 0;
-		if (next)
-			ns = (__u64)(at_known - next->total[i]) << READING_SHIFT;
-		if (first) {
-			part = (__u64)((next ? next->total[i] : at_known) - first->total[i]) << READING_SHIFT;
-			ns += end - begin ? part * ((end - t0) >> 10) / (((end - begin) >> 10) + 1) : 0;
+		if (end < w->known) {
+			at_end = w->readings[next].total[i];
+			ns = reading_diff(at_end, at_known);
+		}
+		if (begin) {
+			part = reading_diff(w->readings[first].total[i], at_end);
+			/* the share of [begin, end] that lies after t0 */
+			ns += part * ((end - t0) >> 10) / (((end - begin) >> 10) + 1);
 		}
 		if (ns > left)
 			ns = left;
@@ -261,15 +280,15 @@ __noinline __u64 chain_older(struct thread *w, __u64 t0)
 	return from;
 }
 
-/* Splits the wait [t0, t1] of thread t by what its waker w did in it. */
-__noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t1)
+/* Splits the time [t0, t1], a wait of thread t or earlier than that, by what its waker w did in it. */
+__noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t1, int early)
 {
 	struct chain_cpu *cpu = chain_cpu();
 	struct stretch *s, *p, cpu_time = {};
 	__u64 left, ns, since = t0;
 	__u32 kind, any = 0;
 
-	if (!t || !w || !cpu)
+	if (!t || !w || !cpu || t0 >= t1)
 		return 0;
 	if (t0 < w->known) {
 		__builtin_memset(cpu->pieces, 0, sizeof(cpu->pieces));
@@ -279,7 +298,8 @@ __noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t
 		if (ns > t1)
 			ns = t1;
 		/* of what the waker did before then nothing is known: that part stays wait */
-		remember(t, STAGE_WAIT, t0, ns, ns - t0, 0);
+		if (!early)
+			remember(t, STAGE_WAIT, t0, ns, ns - t0, 0);
 		t0 = ns;
 	}
 	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
@@ -289,6 +309,8 @@ __noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t
 				break; /* a thread's own are in order: those before ended earlier */
 			continue;
 		}
+		if (s->early)
+			continue;
 		ns = stretch_within(s, since, t1);
 		if (!ns)
 			continue;
@@ -300,19 +322,24 @@ __noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t
 		chain_piece(cpu, kind, ns, s->from > since ? s->from : since, s->to < t1 ? s->to : t1, s->pid, s->tid, s->depth);
 	}
 	left = t1 - t0;
-	for (__u32 i = 0; any && i < KINDS; i++) {
-		p = &cpu->pieces[i];
-		if (i == STAGE_CPU)
-			continue; /* it is part of what is left over, be it the waker's own or of others that it waited for */
+	/* the sums of what is older are not exact to the last: wait is last to be given what there is */
+	for (__u32 i = 0; any && i <= KINDS; i++) {
+		kind = i == KINDS ? STAGE_WAIT : i;
+		/* CPU time is part of what is left over, be it the waker's own or of others that it waited for */
+		if (i == STAGE_CPU || i == STAGE_WAIT || kind >= KINDS)
+			continue;
+		p = &cpu->pieces[kind];
 		if (p->ns > left)
 			p->ns = left;
 		if (!p->ns)
 			continue;
 		left -= p->ns;
 		p->waker = w->tid;
-		p->stage = i == MAJOR_FAULTS ? STAGE_PAGE_FAULT : i;
-		p->major = i == MAJOR_FAULTS;
-		remember_stretch(t, p);
+		p->stage = kind == MAJOR_FAULTS ? STAGE_PAGE_FAULT : kind;
+		p->major = kind == MAJOR_FAULTS;
+		p->early = early;
+		if (!early || kind != STAGE_WAIT)
+			remember_stretch(t, p);
 	}
 	if (!left)
 		return 0;
@@ -324,15 +351,39 @@ __noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t
 	cpu_time.waker = w->tid;
 	cpu_time.stage = STAGE_CPU;
 	cpu_time.depth = 1;
+	cpu_time.early = early;
 	remember_stretch(t, &cpu_time);
 	return 0;
 }
 
-/* A wait of thread t, off the CPU since t->out, ends: by the current thread, where that is one of ours. */
-static __always_inline void chain_wakes(struct thread *t, __u64 now)
+/*
+ * From when on the waker's doing before the present wait matters: a thread that
+ * serves several requests wakes up for others while one of them waits for the
+ * same engine all the time.
+ */
+__noinline __u64 chain_early(struct thread *t, __u32 waker, __u64 since)
+{
+	struct stretch *s;
+
+	if (!t)
+		return 0;
+	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+		s = latest(t, i);
+		if (s->waker == waker && !s->early && s->to > since)
+			since = s->to; /* it has been handed on already */
+	}
+	return since ? since : t->out;
+}
+
+/*
+ * A wait of thread t on lane l, off the CPU since t->out, ends: by the current
+ * thread, where that is one of ours.
+ */
+static __always_inline void chain_wakes(struct thread *t, struct lane *l, __u64 now)
 {
 	struct task_struct *current;
 	struct thread *w;
+	__u64 early;
 
 	t->waker = 0;
 	t->cause = 0;
@@ -351,7 +402,12 @@ static __always_inline void chain_wakes(struct thread *t, __u64 now)
 	}
 	t->waker = w->tid;
 	t->caused = CAUSE_WOKEN;
-	chain_split(t, w, t->out, now);
+	if (l && t->used_other && !(t->process.flags & PROCESS_GO)) {
+		early = chain_early(t, w->tid, l->pending ? l->pending_since : 0);
+		if (early + RECENT_NS < t->out)
+			chain_split(t, w, early, t->out, 1);
+	}
+	chain_split(t, w, t->out, now, 0);
 	chain_read_totals(t, now);
 	chain_read_totals(w, now);
 }
@@ -377,11 +433,13 @@ static __always_inline void chain_uses(struct thread *t, struct conn *c, __u64 n
 }
 
 /* A request is read, and from now on waited for on its lane, until the first byte of its answer or its end. */
-static __always_inline void chain_begins(struct conn *c, struct lane *l)
+static __always_inline void chain_begins(struct conn *c, struct lane *l, __u64 now)
 {
 	if (c->pending || !l)
 		return;
 	c->pending = 1;
+	if (!l->pending)
+		l->pending_since = now;
 	__sync_fetch_and_add(&l->pending, 1);
 }
 
@@ -451,7 +509,7 @@ __noinline int chain_take_all(struct conn *c, struct thread *t, __u32 waker, __u
 		s = latest(t, i);
 		if (s->to <= c->chain_since && !s->depth)
 			break; /* its own are in order */
-		if (!s->depth || (waker && s->waker != waker))
+		if (!s->depth || (waker ? s->waker != waker : s->early))
 			continue;
 		ns = chain_take(c, s, left, now);
 		if (ns >= left)
