@@ -215,6 +215,59 @@ static __always_inline __u64 reading_diff(__u32 from, __u32 to)
 	return d > 0 ? (__u64)d << READING_SHIFT : 0;
 }
 
+/* The place of a thread's last reading up to t0 (or, with after, of its first one after t0 and before known); -1 if there is none. */
+__noinline int chain_reading(struct thread *t, __u64 t0, int after)
+{
+	__u64 best = 0, time;
+	int place = -1;
+
+	if (!t)
+		return -1;
+	for (__u32 i = 0; i < FINE + COARSE; i++) { /* all that there are */
+		time = t->readings[i].time;
+		if (!time || time >= t->known || (time > t0) != !!after)
+			continue;
+		if (place < 0 || (after ? time < best : time > best)) {
+			best = time;
+			place = i;
+		}
+	}
+	return place;
+}
+
+__noinline __u64 reading_time(struct thread *t, __u32 place)
+{
+	return t && place < FINE + COARSE ? t->readings[place].time : 0;
+}
+
+__noinline __u32 reading_total(struct thread *t, __u32 place, __u32 kind)
+{
+	return t && place < FINE + COARSE && kind < KINDS ? t->readings[place].total[kind] : 0;
+}
+
+/* What a thread's totals were when its latest stretches begin. */
+__noinline int chain_totals_at_known(struct thread *t)
+{
+	struct chain_cpu *cpu = chain_cpu();
+	struct stretch *s;
+	__u64 *total;
+	__u32 kind;
+
+	if (!t || !cpu)
+		return 0;
+	for (__u32 i = 0; i < KINDS; i++)
+		cpu->at_known[i] = t->total[i];
+	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+		s = latest(t, i);
+		kind = kind_of(s);
+		if (s->early || kind >= KINDS)
+			continue;
+		total = &cpu->at_known[kind];
+		*total = s->ns < *total ? *total - s->ns : 0;
+	}
+	return 0;
+}
+
 /*
  * What the waker did from t0 until its latest stretches begin, by its readings.
  * Between two of them it is taken to be spread evenly. Returns from when on
@@ -223,38 +276,21 @@ static __always_inline __u64 reading_diff(__u32 from, __u32 to)
 __noinline __u64 chain_older(struct thread *w, __u64 t0)
 {
 	struct chain_cpu *cpu = chain_cpu();
-	/* places of the readings before and after t0, and their times; 0 where there is none */
-	__u32 first = 0, next = 0;
 	__u64 begin = 0, end, ns, part, left, from;
-	struct stretch *s;
+	__u32 first, next;
 
 	if (!w || !cpu)
 		return t0;
+	first = chain_reading(w, t0, 0);
+	next = chain_reading(w, t0, 1);
 	end = w->known;
-	for (__u32 i = 0; i < FINE + COARSE; i++) { /* all that there are */
-		__u64 time = w->readings[i].time;
-
-		if (!time)
-			continue;
-		if (time <= t0 && time > begin) {
-			begin = time;
-			first = i;
-		} else if (time > t0 && time < end) {
-			end = time;
-			next = i;
-		}
-	}
+	if (first < FINE + COARSE)
+		begin = reading_time(w, first);
+	if (next < FINE + COARSE)
+		end = reading_time(w, next);
 	if (!begin && end == w->known)
 		return w->known;
-	for (__u32 i = 0; i < KINDS; i++)
-		cpu->at_known[i] = w->total[i];
-	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
-		s = latest(w, i);
-		if (s->early)
-			continue;
-		ns = cpu->at_known[kind_of(s)];
-		cpu->at_known[kind_of(s)] = s->ns < ns ? ns - s->ns : 0;
-	}
+	chain_totals_at_known(w);
 	from = begin ? t0 : end;
 	left = w->known - from;
 	for (__u32 i = 0; i < KINDS; i++) {
@@ -263,12 +299,12 @@ __noinline __u64 chain_older(struct thread *w, __u64 t0)
 		if (i == STAGE_CPU)
 			continue; /* what is left over */
 		ns = 0;
-		if (end < w->known) {
-			at_end = w->readings[next].total[i];
+		if (next < FINE + COARSE) {
+			at_end = reading_total(w, next, i);
 			ns = reading_diff(at_end, at_known);
 		}
-		if (begin) {
-			part = reading_diff(w->readings[first].total[i], at_end);
+		if (first < FINE + COARSE) {
+			part = reading_diff(reading_total(w, first, i), at_end);
 			/* the share of [begin, end] that lies after t0 */
 			ns += part * ((end - t0) >> 10) / (((end - begin) >> 10) + 1);
 		}
@@ -278,6 +314,18 @@ __noinline __u64 chain_older(struct thread *w, __u64 t0)
 		chain_piece(cpu, i, ns, from, w->known, w->tgid, w->tid, 0);
 	}
 	return from;
+}
+
+/* Adds the part of a waker's stretch that lies within [from, to]. */
+__noinline int chain_add(struct stretch *s, __u64 from, __u64 to)
+{
+	struct chain_cpu *cpu = chain_cpu();
+
+	if (!s || !cpu || s->early)
+		return 0;
+	chain_piece(cpu, s->depth >= MAX_DEPTH ? STAGE_WAIT : kind_of(s), stretch_within(s, from, to),
+		    s->from > from ? s->from : from, s->to < to ? s->to : to, s->pid, s->tid, s->depth);
+	return 0;
 }
 
 /* Splits the time [t0, t1], a wait of thread t or earlier than that, by what its waker w did in it. */
@@ -304,22 +352,14 @@ __noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t
 	}
 	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
 		s = latest(w, i);
-		if (s->to <= since) {
-			if (!s->depth)
-				break; /* a thread's own are in order: those before ended earlier */
-			continue;
-		}
-		if (s->early)
-			continue;
-		ns = stretch_within(s, since, t1);
-		if (!ns)
-			continue;
-		if (!any) {
-			__builtin_memset(cpu->pieces, 0, sizeof(cpu->pieces));
+		if (s->to > since) {
+			if (!any)
+				__builtin_memset(cpu->pieces, 0, sizeof(cpu->pieces));
 			any = 1;
+			chain_add(s, since, t1);
+		} else if (!s->depth) {
+			break; /* a thread's own are in order: those before ended earlier */
 		}
-		kind = s->depth >= MAX_DEPTH ? STAGE_WAIT : kind_of(s);
-		chain_piece(cpu, kind, ns, s->from > since ? s->from : since, s->to < t1 ? s->to : t1, s->pid, s->tid, s->depth);
 	}
 	left = t1 - t0;
 	/* the sums of what is older are not exact to the last: wait is last to be given what there is */
