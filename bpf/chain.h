@@ -63,7 +63,9 @@ static __always_inline struct stretch *latest(struct thread *t, __u32 i)
 
 static __always_inline __u32 kind_of(struct stretch *s)
 {
-	return s->major ? MAJOR_FAULTS : s->stage < THREAD_STAGES ? s->stage : STAGE_WAIT;
+	__u32 stage = s->stage;
+
+	return s->major ? MAJOR_FAULTS : stage < THREAD_STAGES ? stage : STAGE_WAIT;
 }
 
 /* Takes a reading of the thread's totals. */
@@ -105,10 +107,12 @@ __noinline int remember_stretch(struct thread *t, struct stretch *n)
 
 	if (!t || !n)
 		return 0;
-	t->total[kind_of(n)] += n->ns;
+	if (!n->early)
+		t->total[kind_of(n)] += n->ns;
 	for (__u32 i = 0; i < JOIN_AMONG; i++) {
 		s = latest(t, i);
-		if (s->stage != n->stage || s->tid != n->tid || s->waker != n->waker || s->major != n->major || !s->to)
+		if (s->stage != n->stage || s->tid != n->tid || s->waker != n->waker || s->major != n->major ||
+		    s->early != n->early || !s->to)
 			continue;
 		gap = s->stage == STAGE_PAGE_FAULT || s->stage == STAGE_WAIT || s->waker || s->ns / 8 > JOIN_NS ?
 			      JOIN_NS :
@@ -203,6 +207,67 @@ static __always_inline void chain_piece(struct chain_cpu *cpu, __u32 kind, __u64
 	p->ns += ns;
 }
 
+/* From one reading of a total to the next, in nanoseconds. They wrap, and the one at_known is not exact. */
+static __always_inline __u64 reading_diff(__u32 from, __u32 to)
+{
+	__s32 d = to - from;
+
+	return d > 0 ? (__u64)d << READING_SHIFT : 0;
+}
+
+/* The place of a thread's last reading up to t0 (or, with after, of its first one after t0 and before known); -1 if there is none. */
+__noinline int chain_reading(struct thread *t, __u64 t0, int after)
+{
+	__u64 best = 0, time;
+	int place = -1;
+
+	if (!t)
+		return -1;
+	for (__u32 i = 0; i < FINE + COARSE; i++) { /* all that there are */
+		time = t->readings[i].time;
+		if (!time || time >= t->known || (time > t0) != !!after)
+			continue;
+		if (place < 0 || (after ? time < best : time > best)) {
+			best = time;
+			place = i;
+		}
+	}
+	return place;
+}
+
+__noinline __u64 reading_time(struct thread *t, __u32 place)
+{
+	return t && place < FINE + COARSE ? t->readings[place].time : 0;
+}
+
+__noinline __u32 reading_total(struct thread *t, __u32 place, __u32 kind)
+{
+	return t && place < FINE + COARSE && kind < KINDS ? t->readings[place].total[kind] : 0;
+}
+
+/* What a thread's totals were when its latest stretches begin. */
+__noinline int chain_totals_at_known(struct thread *t)
+{
+	struct chain_cpu *cpu = chain_cpu();
+	struct stretch *s;
+	__u64 *total;
+	__u32 kind;
+
+	if (!t || !cpu)
+		return 0;
+	for (__u32 i = 0; i < KINDS; i++)
+		cpu->at_known[i] = t->total[i];
+	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+		s = latest(t, i);
+		kind = kind_of(s);
+		if (s->early || kind >= KINDS)
+			continue;
+		total = &cpu->at_known[kind];
+		*total = s->ns < *total ? *total - s->ns : 0;
+	}
+	return 0;
+}
+
 /*
  * What the waker did from t0 until its latest stretches begin, by its readings.
  * Between two of them it is taken to be spread evenly. Returns from when on
@@ -211,47 +276,37 @@ static __always_inline void chain_piece(struct chain_cpu *cpu, __u32 kind, __u64
 __noinline __u64 chain_older(struct thread *w, __u64 t0)
 {
 	struct chain_cpu *cpu = chain_cpu();
-	struct reading *first = 0, *next = 0, *r;
-	struct stretch *s;
-	__u64 part, ns, left, from, begin, end;
-	__u32 kind;
+	__u64 begin = 0, end, ns, part, left, from;
+	__u32 first, next;
 
 	if (!w || !cpu)
 		return t0;
-	for (__u32 i = 0; i < FINE + COARSE; i++) { /* all that there are */
-		r = &w->readings[i];
-		if (!r->time || r->time >= w->known)
-			continue;
-		if (r->time <= t0 && (!first || r->time > first->time))
-			first = r;
-		if (r->time > t0 && (!next || r->time < next->time))
-			next = r;
-	}
-	if (!first && !next)
+	first = chain_reading(w, t0, 0);
+	next = chain_reading(w, t0, 1);
+	end = w->known;
+	if (first < FINE + COARSE)
+		begin = reading_time(w, first);
+	if (next < FINE + COARSE)
+		end = reading_time(w, next);
+	if (!begin && end == w->known)
 		return w->known;
-	for (__u32 i = 0; i < KINDS; i++)
-		cpu->at_known[i] = w->total[i];
-	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
-		s = latest(w, i);
-		kind = kind_of(s);
-		cpu->at_known[kind] -= s->ns < cpu->at_known[kind] ? s->ns : cpu->at_known[kind];
-	}
-	from = first ? t0 : next->time;
+	chain_totals_at_known(w);
+	from = begin ? t0 : end;
 	left = w->known - from;
-	/* the part of [begin, end], between first and what comes after it, that is asked for */
-	begin = first ? first->time : 0;
-	end = next ? next->time : w->known;
 	for (__u32 i = 0; i < KINDS; i++) {
-		__u32 at_known = cpu->at_known[i] >> READING_SHIFT;
+		__u32 at_known = cpu->at_known[i] >> READING_SHIFT, at_end = at_known;
 
 		if (i == STAGE_CPU)
 			continue; /* what is left over */
 		ns = 0;
-		if (next)
-			ns = (__u64)(at_known - next->total[i]) << READING_SHIFT;
-		if (first) {
-			part = (__u64)((next ? next->total[i] : at_known) - first->total[i]) << READING_SHIFT;
-			ns += end - begin ? part * ((end - t0) >> 10) / (((end - begin) >> 10) + 1) : 0;
+		if (next < FINE + COARSE) {
+			at_end = reading_total(w, next, i);
+			ns = reading_diff(at_end, at_known);
+		}
+		if (first < FINE + COARSE) {
+			part = reading_diff(reading_total(w, first, i), at_end);
+			/* the share of [begin, end] that lies after t0 */
+			ns += part * ((end - t0) >> 10) / (((end - begin) >> 10) + 1);
 		}
 		if (ns > left)
 			ns = left;
@@ -261,15 +316,27 @@ __noinline __u64 chain_older(struct thread *w, __u64 t0)
 	return from;
 }
 
-/* Splits the wait [t0, t1] of thread t by what its waker w did in it. */
-__noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t1)
+/* Adds the part of a waker's stretch that lies within [from, to]. */
+__noinline int chain_add(struct stretch *s, __u64 from, __u64 to)
+{
+	struct chain_cpu *cpu = chain_cpu();
+
+	if (!s || !cpu || s->early)
+		return 0;
+	chain_piece(cpu, s->depth >= MAX_DEPTH ? STAGE_WAIT : kind_of(s), stretch_within(s, from, to),
+		    s->from > from ? s->from : from, s->to < to ? s->to : to, s->pid, s->tid, s->depth);
+	return 0;
+}
+
+/* Splits the time [t0, t1], a wait of thread t or earlier than that, by what its waker w did in it. */
+__noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t1, int early)
 {
 	struct chain_cpu *cpu = chain_cpu();
 	struct stretch *s, *p, cpu_time = {};
 	__u64 left, ns, since = t0;
 	__u32 kind, any = 0;
 
-	if (!t || !w || !cpu)
+	if (!t || !w || !cpu || t0 >= t1)
 		return 0;
 	if (t0 < w->known) {
 		__builtin_memset(cpu->pieces, 0, sizeof(cpu->pieces));
@@ -279,40 +346,40 @@ __noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t
 		if (ns > t1)
 			ns = t1;
 		/* of what the waker did before then nothing is known: that part stays wait */
-		remember(t, STAGE_WAIT, t0, ns, ns - t0, 0);
+		if (!early)
+			remember(t, STAGE_WAIT, t0, ns, ns - t0, 0);
 		t0 = ns;
 	}
 	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
 		s = latest(w, i);
-		if (s->to <= since) {
-			if (!s->depth)
-				break; /* a thread's own are in order: those before ended earlier */
-			continue;
-		}
-		ns = stretch_within(s, since, t1);
-		if (!ns)
-			continue;
-		if (!any) {
-			__builtin_memset(cpu->pieces, 0, sizeof(cpu->pieces));
+		if (s->to > since) {
+			if (!any)
+				__builtin_memset(cpu->pieces, 0, sizeof(cpu->pieces));
 			any = 1;
+			chain_add(s, since, t1);
+		} else if (!s->depth) {
+			break; /* a thread's own are in order: those before ended earlier */
 		}
-		kind = s->depth >= MAX_DEPTH ? STAGE_WAIT : kind_of(s);
-		chain_piece(cpu, kind, ns, s->from > since ? s->from : since, s->to < t1 ? s->to : t1, s->pid, s->tid, s->depth);
 	}
 	left = t1 - t0;
-	for (__u32 i = 0; any && i < KINDS; i++) {
-		p = &cpu->pieces[i];
-		if (i == STAGE_CPU)
-			continue; /* it is part of what is left over, be it the waker's own or of others that it waited for */
+	/* the sums of what is older are not exact to the last: wait is last to be given what there is */
+	for (__u32 i = 0; any && i <= KINDS; i++) {
+		kind = i == KINDS ? STAGE_WAIT : i;
+		/* CPU time is part of what is left over, be it the waker's own or of others that it waited for */
+		if (i == STAGE_CPU || i == STAGE_WAIT || kind >= KINDS)
+			continue;
+		p = &cpu->pieces[kind];
 		if (p->ns > left)
 			p->ns = left;
 		if (!p->ns)
 			continue;
 		left -= p->ns;
 		p->waker = w->tid;
-		p->stage = i == MAJOR_FAULTS ? STAGE_PAGE_FAULT : i;
-		p->major = i == MAJOR_FAULTS;
-		remember_stretch(t, p);
+		p->stage = kind == MAJOR_FAULTS ? STAGE_PAGE_FAULT : kind;
+		p->major = kind == MAJOR_FAULTS;
+		p->early = early;
+		if (!early || kind != STAGE_WAIT)
+			remember_stretch(t, p);
 	}
 	if (!left)
 		return 0;
@@ -324,15 +391,39 @@ __noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t
 	cpu_time.waker = w->tid;
 	cpu_time.stage = STAGE_CPU;
 	cpu_time.depth = 1;
+	cpu_time.early = early;
 	remember_stretch(t, &cpu_time);
 	return 0;
 }
 
-/* A wait of thread t, off the CPU since t->out, ends: by the current thread, where that is one of ours. */
-static __always_inline void chain_wakes(struct thread *t, __u64 now)
+/*
+ * From when on the waker's doing before the present wait matters: a thread that
+ * serves several requests wakes up for others while one of them waits for the
+ * same engine all the time.
+ */
+__noinline __u64 chain_early(struct thread *t, __u32 waker, __u64 since)
+{
+	struct stretch *s;
+
+	if (!t)
+		return 0;
+	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+		s = latest(t, i);
+		if (s->waker == waker && !s->early && s->to > since)
+			since = s->to; /* it has been handed on already */
+	}
+	return since ? since : t->out;
+}
+
+/*
+ * A wait of thread t on lane l, off the CPU since t->out, ends: by the current
+ * thread, where that is one of ours.
+ */
+static __always_inline void chain_wakes(struct thread *t, struct lane *l, __u64 now)
 {
 	struct task_struct *current;
 	struct thread *w;
+	__u64 early;
 
 	t->waker = 0;
 	t->cause = 0;
@@ -351,7 +442,12 @@ static __always_inline void chain_wakes(struct thread *t, __u64 now)
 	}
 	t->waker = w->tid;
 	t->caused = CAUSE_WOKEN;
-	chain_split(t, w, t->out, now);
+	if (l && t->used_other && !(t->process.flags & PROCESS_GO)) {
+		early = chain_early(t, w->tid, l->pending ? l->pending_since : 0);
+		if (early + RECENT_NS < t->out)
+			chain_split(t, w, early, t->out, 1);
+	}
+	chain_split(t, w, t->out, now, 0);
 	chain_read_totals(t, now);
 	chain_read_totals(w, now);
 }
@@ -377,11 +473,13 @@ static __always_inline void chain_uses(struct thread *t, struct conn *c, __u64 n
 }
 
 /* A request is read, and from now on waited for on its lane, until the first byte of its answer or its end. */
-static __always_inline void chain_begins(struct conn *c, struct lane *l)
+static __always_inline void chain_begins(struct conn *c, struct lane *l, __u64 now)
 {
 	if (c->pending || !l)
 		return;
 	c->pending = 1;
+	if (!l->pending)
+		l->pending_since = now;
 	__sync_fetch_and_add(&l->pending, 1);
 }
 
@@ -451,7 +549,7 @@ __noinline int chain_take_all(struct conn *c, struct thread *t, __u32 waker, __u
 		s = latest(t, i);
 		if (s->to <= c->chain_since && !s->depth)
 			break; /* its own are in order */
-		if (!s->depth || (waker && s->waker != waker))
+		if (!s->depth || (waker ? s->waker != waker : s->early))
 			continue;
 		ns = chain_take(c, s, left, now);
 		if (ns >= left)

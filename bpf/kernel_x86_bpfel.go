@@ -37,7 +37,7 @@ type KernelChainCpu struct {
 		Stage uint8
 		Depth uint8
 		Major uint8
-		Pad   uint8
+		Early uint8
 	}
 	AtKnown [14]uint64
 }
@@ -220,16 +220,17 @@ type KernelHeadRecord struct {
 }
 
 type KernelLane struct {
-	_       structs.HostLayout
-	Wait    int64
-	Ns      [13]int64
-	Major   int64
-	Remote  int64
-	Since   uint64
-	State   uint32
-	Tid     uint32
-	Lost    uint32
-	Pending uint32
+	_            structs.HostLayout
+	Wait         int64
+	Ns           [13]int64
+	Major        int64
+	Remote       int64
+	Since        uint64
+	State        uint32
+	Tid          uint32
+	Lost         uint32
+	Pending      uint32
+	PendingSince uint64
 }
 
 type KernelLaneKey struct {
@@ -455,7 +456,7 @@ type KernelThread struct {
 		Stage uint8
 		Depth uint8
 		Major uint8
-		Pad   uint8
+		Early uint8
 	}
 	Total    [14]uint64
 	Readings [12]struct {

@@ -256,11 +256,11 @@ int BPF_PROG(sched_waking, struct task_struct *task)
 		return 0;
 	if (t->class == STAGE_STOPPED)
 		process_continues(t, now);
+	l = lane_of(t, t->owner);
 	if (t->class == STAGE_WAIT)
-		chain_wakes(t, now);
+		chain_wakes(t, l, now);
 	else if (t->class != STAGE_PAGE_FAULT && t->class != STAGE_RECLAIM && t->class != STAGE_COMPACTION) /* remembered as a whole when they end */
 		remember(t, t->class, t->out, now, now - t->out, 0);
-	l = lane_of(t, t->owner);
 	if (!l || l->tid != t->tid || l->state != t->class)
 		return 0;
 	since = l->since;

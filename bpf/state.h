@@ -58,7 +58,7 @@ struct stretch {
 	__u8 stage;
 	__u8 depth; /* wake-ups between that thread and this one; 0: this thread's own */
 	__u8 major; /* a page fault that waited for I/O */
-	__u8 pad;
+	__u8 early; /* handed on, but from before the wait that the wake-up ended */
 };
 
 /*
@@ -138,6 +138,7 @@ struct lane {
 	__u32 tid;   /* thread that carries it */
 	__u32 lost;  /* occurrence records lost */
 	__u32 pending; /* requests that have been read and not answered */
+	__u64 pending_since; /* there has always been one since then */
 };
 
 /*

@@ -132,7 +132,7 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 	c->state = CONN_ACTIVE;
 	if (l) {
 		conn_take_lane(c, l, now);
-		chain_begins(c, l);
+		chain_begins(c, l, now);
 		c->body_wait = c->lane_wait;
 		c->base_stopped = conn_stopped(c, now);
 	} else {

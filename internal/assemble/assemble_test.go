@@ -515,3 +515,29 @@ func FuzzHandle(f *testing.F) {
 		}
 	})
 }
+
+func TestWhatTheRequestWaitedForIsToldWithItsThread(t *testing.T) {
+	var l log
+	a := New(Config{MinDuration: ms}, &l)
+	r := asked(1, 1, 10, get)
+	p := sent(r, 30, len(ok)+2)
+	p.Exclusive[stage.CPU] = 7 * ms
+	p.Exclusive[stage.Lock] = 15 * ms
+	p.Waker[stage.CPU], p.Waker[stage.Lock] = 7*ms, 15*ms
+	feed(a, r, answered(1, 1, 12, ok),
+		&probe.Occurrence{Socket: socket(1, 1, 28), PID: 70, TID: 71, Stage: stage.Lock, Start: 13 * ms, Duration: 15 * ms, Syscall: -1, Waker: true},
+		&probe.Occurrence{Socket: socket(0, 0, 29), PID: 7, TID: 8, Lane: thread, Stage: stage.RunQueue, Start: 28 * ms, Duration: ms, Syscall: -1},
+		p)
+	settle(a)
+	got := only(t, l.finished)
+	assert.EqualValues(t, 15*ms, got.Waker[stage.Lock])
+	assert.EqualValues(t, 6*ms, got.Exclusive[stage.CPU], "the reading had a millisecond too much")
+	assert.EqualValues(t, 6*ms, got.Waker[stage.CPU], "the waker's part is never more than the whole")
+	require.Len(t, l.occurrences, 2)
+	assert.Equal(t, Occurrence{
+		Key: got.Key, PID: 70, TID: 71, Stage: stage.Lock, Start: 13 * ms, End: 28 * ms, Duration: 15 * ms,
+		Syscall: -1, SharedBy: 1, Waker: true,
+	}, l.occurrences[0])
+	assert.EqualValues(t, 7, l.occurrences[1].PID)
+	assert.False(t, l.occurrences[1].Waker)
+}

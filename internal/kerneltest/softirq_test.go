@@ -66,7 +66,7 @@ func counting(n int64) asm.Instructions {
 }
 
 // pin keeps the calling thread, which must be locked, on a CPU.
-func pin(t *testing.T, cpu int) {
+func pinThread(t *testing.T, cpu int) {
 	t.Helper()
 	var set unix.CPUSet
 	set.Set(cpu)
@@ -92,7 +92,7 @@ func TestALateSoftirqIsEvidence(t *testing.T) {
 	if err := os.WriteFile(sys+"/class/net/lo/queues/rx-0/rps_cpus", []byte("2"), 0o644); err != nil {
 		t.Skip("needs CONFIG_RPS: ", err)
 	}
-	pin(t, 0) // and the server with it
+	pinThread(t, 0) // and the server with it
 	s := startC(t, false)
 	w := observe(t, probe.Config{}, s)
 	var st syscall.Stat_t
@@ -127,7 +127,7 @@ func TestALateSoftirqIsEvidence(t *testing.T) {
 		go func() {
 			defer close(ended)
 			runtime.LockOSThread()
-			pin(t, 1)
+			pinThread(t, 1)
 			running.Store(true)
 			noSoftirqs(t, 80*time.Millisecond)
 		}()

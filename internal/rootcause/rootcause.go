@@ -21,6 +21,9 @@ type Evidence struct {
 	Major    float64     // seconds in page faults that waited for I/O
 	Syscall  string      // the blocking system call that took longest
 	SharedBy int         // requests delayed by the same stall
+	Waker    float64     // seconds in the stage on threads that the request waited for
+	WakerPID int64       // process of such a thread
+	WakerTID int64       // that thread
 }
 
 // Finding is a likely cause and an advice, each a sentence or two.
@@ -38,7 +41,7 @@ const majorShare = 0.5
 // Explain returns the finding for a spike.
 func Explain(e Evidence) Finding {
 	f := explain(e)
-	f.Cause = inferred + f.Cause
+	f.Cause = inferred + f.Cause + waker(e)
 	if e.SharedBy > 1 {
 		f.Cause += fmt.Sprintf(" The stall was shared by %d requests, which its thread or process served or had yet to read.", e.SharedBy)
 	}
@@ -158,6 +161,22 @@ func explain(e Evidence) Finding {
 			"Run the ebpfllm receiver on that host to see the stages below the application.",
 		}
 	}
+}
+
+// wakerShare is the part of the excess that must have passed on threads that
+// the request waited for to name one of them.
+const wakerShare = 0.5
+
+// waker says on which thread it happened where that was not the request's own.
+func waker(e Evidence) string {
+	switch {
+	case e.Waker <= 0 || e.Waker < wakerShare*e.Excess || e.Stage == stage.Wait:
+		return ""
+	case e.WakerPID == 0:
+		return " It happened not on the thread that served the request, but on one that this thread waited for."
+	}
+	return fmt.Sprintf(" It happened not on the thread that served the request, but on thread %d of process %d, which this thread waited for.",
+		e.WakerTID, e.WakerPID)
 }
 
 func in(syscall string) string {

@@ -36,6 +36,8 @@ func TestEvidenceRefinesTheCause(t *testing.T) {
 		{"the system call is named", Evidence{Stage: stage.Syscall, Syscall: "ioctl"}, "the system call ioctl", "serving thread"},
 		{"a file lock is told from a futex", Evidence{Stage: stage.Lock, Syscall: "flock"}, "a lock in flock", "holder"},
 		{"sharing is told", Evidence{Stage: stage.RunQueue, SharedBy: 7}, "shared by 7 requests", "OMP_NUM_THREADS"},
+		{"the thread that was waited for is named", Evidence{Stage: stage.Lock, Excess: 1, Waker: 0.9, WakerPID: 70, WakerTID: 71}, "thread 71 of process 70", "holder"},
+		{"or told of without a name", Evidence{Stage: stage.CPU, Excess: 1, Waker: 0.9}, "one that this thread waited for", "CPU profile"},
 		{"throttling points to cpu.max", Evidence{Stage: stage.Throttled}, "quota", "cpu.max"},
 		{"reclaim is told from the faults it happens in", Evidence{Stage: stage.Reclaim}, "had to free some itself", "memory.max"},
 		{"compaction points to transparent huge pages", Evidence{Stage: stage.Compaction}, "huge page", "defrag"},
@@ -49,4 +51,9 @@ func TestEvidenceRefinesTheCause(t *testing.T) {
 			assert.Contains(t, f.Recommendation, tt.advice)
 		})
 	}
+}
+
+func TestAThreadThatHadLittleShareIsNotNamed(t *testing.T) {
+	f := Explain(Evidence{Stage: stage.Lock, Excess: 1, Waker: 0.4, WakerPID: 70, WakerTID: 71})
+	assert.NotContains(t, f.Cause, "thread 71")
 }

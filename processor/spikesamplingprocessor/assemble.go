@@ -165,6 +165,9 @@ func evidence(top *spike, nodes []node) rootcause.Evidence {
 			if v, ok := attrs.Get(attrMajor); ok {
 				e.Major = v.Double()
 			}
+			if v, ok := attrs.Get(prefixWaker + top.kind.stage.String()); ok {
+				e.Waker = v.Double()
+			}
 		}
 		// parent is the one it came with, whatever it was placed under.
 		if n.role&roleOccurrence == 0 || n.parent != top.span {
@@ -183,6 +186,14 @@ func evidence(top *spike, nodes []node) rootcause.Evidence {
 		}
 		if v, ok := longest.Attributes().Get(attrSharedBy); ok {
 			e.SharedBy = int(v.Int())
+		}
+		if v, ok := longest.Attributes().Get(attrWaker); ok && v.Bool() {
+			if v, ok := longest.Attributes().Get(attrPID); ok {
+				e.WakerPID = v.Int()
+			}
+			if v, ok := longest.Attributes().Get(attrTID); ok {
+				e.WakerTID = v.Int()
+			}
 		}
 	}
 	return e

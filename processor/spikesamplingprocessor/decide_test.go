@@ -677,3 +677,15 @@ func TestTheFallbackIsNoBaseline(t *testing.T) {
 	_, ok := s.Attributes().Get(attrBaseline)
 	assert.False(t, ok, "unknown is not zero")
 }
+
+func TestTheRootCauseNamesTheThreadThatWasWaitedFor(t *testing.T) {
+	h := newHarness(t, nil)
+	h.warm(map[string]float64{"stage.lock": 0})
+	at := h.clock.Sub(epoch)
+	stall := occurrence(0x103, 0x102, "lock", at-490*time.Millisecond, at-10*time.Millisecond)
+	stall.attrs[attrWaker], stall.attrs[attrPID], stall.attrs[attrTID] = true, 70, 71
+	h.send(makeTraces(1, kernel("llm", stall,
+		request(0x102, 0x101, at-500*time.Millisecond, at, map[string]float64{"stage.lock": 0.48, "waker.lock": 0.48}))))
+	h.pass(20 * time.Second)
+	assert.Contains(t, str(named(t, h.kept()[traceID(1)], kernelRequest), attrRootCause), "thread 71 of process 70")
+}

@@ -25,6 +25,10 @@ const (
 	attrMajor       = "ebpfllm.page_fault.major"
 	attrSyscall     = "ebpfllm.syscall.name"
 	attrSharedBy    = "ebpfllm.shared_by"
+	attrWaker       = "ebpfllm.waker"  // of an occurrence: on another thread, which the request waited for
+	prefixWaker     = "ebpfllm.waker." // of a request: exclusive seconds on such threads
+	attrPID         = "process.pid"
+	attrTID         = "ebpfllm.tid"
 )
 
 // role is what a span is to the decision on its trace.

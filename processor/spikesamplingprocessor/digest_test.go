@@ -64,6 +64,7 @@ func TestOnlyStagesOfTheContractAreRead(t *testing.T) {
 	m.PutStr("ebpfllm.stage.cpu", "5")          // no number
 	m.PutDouble("ebpfllm.stage.unknown", 6)     // never exported
 	m.PutDouble("ebpfllm.page_fault.major", 7)  // evidence, no stage
+	m.PutDouble("ebpfllm.waker.lock", 8)        // a part of ebpfllm.stage.lock
 	m.PutStr("ebpfllm.stages.unavailable", "x") // no list
 	var names []string
 	for _, v := range readMeasures(m).values {

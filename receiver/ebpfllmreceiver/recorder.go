@@ -175,7 +175,7 @@ func (r *recorder) Occurrence(occ *assemble.Occurrence) {
 	o.times(s, occ.Start, occ.End)
 
 	a := s.Attributes()
-	a.EnsureCapacity(8)
+	a.EnsureCapacity(10)
 	a.PutStr("ebpfllm.stage", occ.Stage.String())
 	method := o.method()
 	if occ.SharedBy > 1 {
@@ -184,6 +184,10 @@ func (r *recorder) Occurrence(occ *assemble.Occurrence) {
 	o.common(a, method)
 	if occ.TID != 0 {
 		a.PutInt("ebpfllm.tid", int64(occ.TID))
+	}
+	if occ.Waker { // the resource is the process that the request came to
+		a.PutBool("ebpfllm.waker", true)
+		a.PutInt("process.pid", int64(occ.PID))
 	}
 	if occ.Syscall >= 0 {
 		a.PutStr("ebpfllm.syscall.name", syscalls.Name(occ.Syscall))
@@ -387,6 +391,7 @@ var (
 	allStages       = stage.All()
 	stageAttribute  = attributeNames("ebpfllm.stage.")
 	socketAttribute = attributeNames("ebpfllm.socket.")
+	wakerAttribute  = attributeNames("ebpfllm.waker.")
 )
 
 func attributeNames(prefix string) (names [stage.Count]string) {
@@ -411,6 +416,9 @@ func putStages(a pcommon.Map, req *assemble.Request) {
 		a.PutDouble(stageAttribute[s], seconds(req.Exclusive[s]))
 		if s.Socket() {
 			a.PutDouble(socketAttribute[s], seconds(req.Plain[s]))
+		}
+		if req.Waker[s] > 0 { // none, and none that could be followed, are told by its absence
+			a.PutDouble(wakerAttribute[s], seconds(req.Waker[s]))
 		}
 	}
 	if !missing[stage.PageFault] {

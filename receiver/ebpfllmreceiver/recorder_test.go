@@ -97,6 +97,8 @@ func streamed() *assemble.Request {
 	r.Exclusive[stage.CPU] = 200e6
 	r.Exclusive[stage.PageFault] = 80e6
 	r.Exclusive[stage.SendBuffer] = 20e6
+	r.Waker[stage.CPU] = 150e6
+	r.Waker[stage.PageFault] = 80e6
 	r.Exclusive[stage.Wait] = 90e6
 	r.Exclusive[stage.Unattributed] = 10e6
 	r.Plain[stage.SendBuffer] = 35e6
@@ -127,8 +129,8 @@ func TestSpansOfRequests(t *testing.T) {
 	b.Begin(u)
 	b.Begin(unsampled)
 	b.Occurrence(&assemble.Occurrence{
-		Key: a.Key, PID: 10, TID: 12, Stage: stage.PageFault, Start: 1050 * ms, End: 1130 * ms, Duration: 80e6,
-		Syscall: -1, Major: true, SharedBy: 3, Others: []assemble.Key{u.Key, unsampled.Key},
+		Key: a.Key, PID: 20, TID: 22, Stage: stage.PageFault, Start: 1050 * ms, End: 1130 * ms, Duration: 80e6,
+		Syscall: -1, Major: true, SharedBy: 3, Others: []assemble.Key{u.Key, unsampled.Key}, Waker: true,
 	})
 	b.Occurrence(&assemble.Occurrence{
 		Key: a.Key, PID: 10, TID: 13, Stage: stage.Syscall, Start: 1200 * ms, End: 1203 * ms, Duration: 3e6, Syscall: 0, SharedBy: 1,

@@ -1,0 +1,260 @@
+//go:build linux
+
+package kerneltest
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/ebpfllm/ebpfllm/internal/assemble"
+	"github.com/ebpfllm/ebpfllm/internal/probe"
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+)
+
+// startEngines starts testdata/server.c with two engine processes and a broker
+// that it reaches over the transport.
+func startEngines(t *testing.T, transport string, loop bool) *server {
+	t.Helper()
+	return startC(t, loop, "-engine", transport)
+}
+
+// child returns the process of that name that the server has started.
+func (s *server) child(name string) uint32 {
+	s.t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", s.pid(), s.pid()))
+	require.NoError(s.t, err)
+	for field := range strings.FieldsSeq(string(b)) {
+		comm, err := os.ReadFile("/proc/" + field + "/comm")
+		require.NoError(s.t, err)
+		if strings.TrimSpace(string(comm)) == name {
+			pid, err := strconv.ParseUint(field, 10, 32)
+			require.NoError(s.t, err)
+			return uint32(pid)
+		}
+	}
+	require.FailNow(s.t, "no such child", "%s among %s", name, b)
+	return 0
+}
+
+// observeEngines watches the server and its children.
+func observeEngines(t *testing.T, s *server, others ...*server) *watch {
+	t.Helper()
+	w := observe(t, probe.Config{}, append(others, s)...)
+	for _, name := range []string{"engine0", "engine1", "broker"} {
+		require.NoError(t, w.probe.Track(s.child(name), probe.Tracking{}))
+	}
+	return w
+}
+
+// burnEngine keeps the engine's processor busy.
+func burnEngine(t *testing.T, s *server) func() {
+	return burn(t, s.child("engine0"))
+}
+
+// What the engine does to a job, and the stage that the request must get for it.
+var engineFaults = []fault{
+	{name: "computation is cpu", path: "cpu?60", want: stage.CPU, least: delayMS * ms},
+	{name: "an evicted mapping is page_fault", path: "map", cause: evicted, want: stage.PageFault},
+	{name: "fresh memory is page_fault", path: "touch?256", want: stage.PageFault},
+	{name: "a stolen processor is run_queue", path: "cpu?200", cause: burnEngine, want: stage.RunQueue, least: 80 * ms},
+	{name: "a contended mutex is lock", path: "lock?60", want: stage.Lock, least: delayMS * ms},
+	{name: "a cold buffered read is page_cache", path: "read", cause: evicted, want: stage.PageCache},
+	{name: "sleep stays wait", path: "sleep?60", want: stage.Wait, least: delayMS * ms},
+}
+
+func sum(times stage.Times) (ns int64) {
+	for _, v := range times {
+		ns += v
+	}
+	return ns
+}
+
+func TestAWaitIsSplitByWhatTheEngineDid(t *testing.T) {
+	requireRoot(t)
+	for _, shape := range []string{"unix", "futex", "tcp", "unix loop", "tcp loop"} {
+		transport, _, loop := strings.Cut(shape, " ")
+		for _, hops := range []string{"engine0", "engine2"} {
+			for _, f := range engineFaults {
+				name := shape + "/" + f.name
+				if hops == "engine2" {
+					name += ", through a broker"
+				}
+				t.Run(name, func(t *testing.T) {
+					s := startEngines(t, transport, loop)
+					w := observeEngines(t, s)
+					s.get("/" + hops + "/sleep?1") // pages in the processes; each has been off a CPU since it is watched
+					if f.cause != nil {
+						defer f.cause(t, s)()
+					}
+					s.get("/" + hops + "/" + f.path)
+					r := &w.wait(2)[1]
+					requireWhole(t, r)
+					assert.Equal(t, f.want.String(), top(r, f.want).String(), describe(r))
+					assert.GreaterOrEqual(t, float64(r.Exclusive[f.want]), tolerance*float64(f.least), describe(r))
+					if f.want == stage.Wait {
+						assert.Less(t, sum(r.Waker)-r.Waker[stage.RunQueue], 10*ms, "sleeping is nobody's stall: "+describe(r))
+						return
+					}
+					assert.Greater(t, float64(r.Waker[f.want]), 0.9*float64(r.Exclusive[f.want]), "it happened in the engine: "+describe(r))
+					wall := float64(r.End - r.Start)
+					assert.Less(t, float64(r.Exclusive[stage.Wait]+r.Exclusive[stage.Unattributed]), 0.1*wall+float64(2*ms), describe(r))
+					if f.want == stage.PageFault && f.cause != nil {
+						assert.Greater(t, r.MajorFault, r.Exclusive[f.want]/2, describe(r))
+					}
+					if f.want.Stall() {
+						assertOccurrences(t, w.of(r), f.want, r)
+						assertOccurrencesOf(t, w.of(r), f.want, s.child("engine0"))
+					}
+				})
+			}
+		}
+	}
+}
+
+// assertOccurrencesOf checks that the stage's stretches name the process.
+func assertOccurrencesOf(t *testing.T, list []assemble.Occurrence, want stage.Stage, pid uint32) {
+	t.Helper()
+	found := false
+	for _, o := range list {
+		if o.Stage != want || o.Duration < 5*ms {
+			continue
+		}
+		found = true
+		assert.True(t, o.Waker, "%+v", o)
+		assert.Equal(t, pid, o.PID, "%+v", o)
+	}
+	assert.True(t, found, "no %v of 5 ms or more among %+v", want, list)
+}
+
+// Two requests wait in one event loop: only the one whose engine stalls is told
+// of the stall.
+func TestAnEngineStallIsNotBlamedOnOtherRequestsOfTheLoop(t *testing.T) {
+	requireRoot(t)
+	for _, other := range []string{"/timer?120", "/engine1/sleep?120", "/timer?20", "/engine1/sleep?20"} {
+		for _, transport := range []string{"unix", "tcp"} {
+			t.Run(transport+" beside "+other, func(t *testing.T) {
+				s := startEngines(t, transport, true)
+				w := observeEngines(t, s)
+				s.get("/engine0/sleep?1")
+				s.get("/engine1/sleep?1")
+				done := make(chan struct{})
+				go func() { s.get(other); close(done) }()
+				s.get("/engine0/lock?60")
+				<-done
+				all := w.wait(4)
+				var affected, unaffected *assemble.Request
+				for i := range all {
+					switch path := all[i].Head.Path; {
+					case path == "/engine0/lock":
+						affected = &all[i]
+					case i >= 2 && strings.HasPrefix(other, path):
+						unaffected = &all[i]
+					}
+				}
+				require.NotNil(t, affected)
+				require.NotNil(t, unaffected)
+				requireWhole(t, affected)
+				requireWhole(t, unaffected)
+				assert.Equal(t, "lock", top(affected, stage.Lock).String(), describe(affected))
+				assert.Greater(t, float64(affected.Waker[stage.Lock]), tolerance*delayMS*float64(ms), describe(affected))
+				assert.Less(t, unaffected.Waker[stage.Lock], ms, describe(unaffected))
+				for _, o := range w.of(unaffected) {
+					assert.False(t, o.Waker && o.Stage == stage.Lock, "%+v", o)
+				}
+			})
+		}
+	}
+}
+
+// A timer fires while an engine computes on the same processor: the interrupt
+// wakes in the engine's name.
+func TestATimerIsNotTheThreadThatItInterrupts(t *testing.T) {
+	requireRoot(t)
+	for _, loop := range []bool{false, true} {
+		t.Run(fmt.Sprintf("loop=%v", loop), func(t *testing.T) {
+			s := startEngines(t, "unix", loop)
+			w := observeEngines(t, s)
+			s.get("/engine0/sleep?1")
+			engine := s.child("engine0")
+			pin(t, s.pid())
+			pin(t, engine)
+			before := cpuTime(t, engine)
+			done := make(chan struct{})
+			go func() { s.get("/engine0/cpu?400"); close(done) }()
+			require.Eventually(t, func() bool { return cpuTime(t, engine) > before+10*ms }, 5*time.Second, time.Millisecond)
+			path := "/sleep?60"
+			if loop {
+				path = "/timer?60"
+			}
+			s.get(path)
+			select {
+			case <-done:
+				require.FailNow(t, "the engine had ended before the timer")
+			default:
+			}
+			<-done
+			var r *assemble.Request
+			for _, f := range w.wait(3) {
+				if strings.HasPrefix(path, f.Head.Path) {
+					r = &f
+				}
+			}
+			require.NotNil(t, r)
+			requireWhole(t, r)
+			assert.Equal(t, "wait", top(r, stage.Wait).String(), describe(r))
+			assert.GreaterOrEqual(t, float64(r.Exclusive[stage.Wait]), tolerance*delayMS*float64(ms), describe(r))
+			assert.Zero(t, sum(r.Waker), describe(r))
+		})
+	}
+}
+
+// pin leaves a process one processor.
+func pin(t *testing.T, pid uint32) {
+	t.Helper()
+	var cpu unix.CPUSet
+	cpu.Set(0)
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	require.NoError(t, err)
+	for _, e := range threads {
+		tid, err := strconv.Atoi(e.Name())
+		require.NoError(t, err)
+		require.NoError(t, unix.SchedSetaffinity(tid, &cpu))
+	}
+}
+
+// A goroutine waits for an engine on a Unix socket.
+func TestAGoroutinesWaitIsSplitByWhatTheEngineDid(t *testing.T) {
+	requireRoot(t)
+	for _, f := range engineFaults {
+		t.Run(f.name, func(t *testing.T) {
+			engines := startEngines(t, "unix", false)
+			s := startGo(t, fmt.Sprintf("%s=@ebpfllm-engine-%d-0", engineEnv, engines.port))
+			w := observeEngines(t, engines, s)
+			s.get("/engine/sleep?1")
+			if f.cause != nil {
+				defer f.cause(t, engines)()
+			}
+			s.get("/engine/" + f.path)
+			r := &w.wait(2)[1]
+			requireWhole(t, r)
+			assert.Equal(t, f.want.String(), top(r, f.want).String(), describe(r))
+			assert.GreaterOrEqual(t, float64(r.Exclusive[f.want]), tolerance*float64(f.least), describe(r))
+			if f.want == stage.Wait {
+				assert.Less(t, sum(r.Waker)-r.Waker[stage.RunQueue], 10*ms, describe(r))
+				return
+			}
+			assert.Greater(t, float64(r.Waker[f.want]), 0.9*float64(r.Exclusive[f.want]), describe(r))
+			if f.want.Stall() {
+				assertOccurrencesOf(t, w.of(r), f.want, engines.child("engine0"))
+			}
+		})
+	}
+}
