@@ -56,7 +56,8 @@ type KernelConn struct {
 	Counted       uint8
 	NoArrival     uint8
 	HeadAlone     uint8
-	Pad1          [2]uint8
+	LostBefore    uint8
+	Pad1          [1]uint8
 	_             [2]byte
 	Sending       uint32
 	HeadLast      uint32
@@ -112,18 +113,24 @@ type KernelConn struct {
 type KernelCounter uint32
 
 const (
-	KernelCounterLOST_REQUEST_HEAD  KernelCounter = 0
-	KernelCounterLOST_RESPONSE_HEAD KernelCounter = 1
-	KernelCounterLOST_PROGRESS      KernelCounter = 2
-	KernelCounterLOST_OCCURRENCE    KernelCounter = 3
-	KernelCounterLOST_CLOSE         KernelCounter = 4
-	KernelCounterLOST_PROCESS       KernelCounter = 5
-	KernelCounterFULL_LANES         KernelCounter = 6
-	KernelCounterFULL_THREADS       KernelCounter = 7
-	KernelCounterFULL_SOCKETS       KernelCounter = 8
-	KernelCounterFULL_PORTS         KernelCounter = 9
-	KernelCounterHEADS_UNREADABLE   KernelCounter = 10
-	KernelCounterCOUNTERS           KernelCounter = 11
+	KernelCounterSENT_REQUEST_HEAD  KernelCounter = 0
+	KernelCounterSENT_RESPONSE_HEAD KernelCounter = 1
+	KernelCounterSENT_PROGRESS      KernelCounter = 2
+	KernelCounterSENT_OCCURRENCE    KernelCounter = 3
+	KernelCounterSENT_CLOSE         KernelCounter = 4
+	KernelCounterSENT_PROCESS       KernelCounter = 5
+	KernelCounterLOST_REQUEST_HEAD  KernelCounter = 6
+	KernelCounterLOST_RESPONSE_HEAD KernelCounter = 7
+	KernelCounterLOST_PROGRESS      KernelCounter = 8
+	KernelCounterLOST_OCCURRENCE    KernelCounter = 9
+	KernelCounterLOST_CLOSE         KernelCounter = 10
+	KernelCounterLOST_PROCESS       KernelCounter = 11
+	KernelCounterFULL_LANES         KernelCounter = 12
+	KernelCounterFULL_THREADS       KernelCounter = 13
+	KernelCounterFULL_SOCKETS       KernelCounter = 14
+	KernelCounterFULL_PORTS         KernelCounter = 15
+	KernelCounterHEADS_UNREADABLE   KernelCounter = 16
+	KernelCounterCOUNTERS           KernelCounter = 17
 )
 
 type KernelHeadBuffer struct {
@@ -135,12 +142,13 @@ type KernelHeadBuffer struct {
 type KernelHeadFlags uint32
 
 const (
-	KernelHeadFlagsHEAD_COMPLETE   KernelHeadFlags = 1
-	KernelHeadFlagsHEAD_TRUNCATED  KernelHeadFlags = 2
-	KernelHeadFlagsHEAD_UNREADABLE KernelHeadFlags = 4
-	KernelHeadFlagsHEAD_CANDIDATE  KernelHeadFlags = 8
-	KernelHeadFlagsHEAD_CONTINUED  KernelHeadFlags = 16
-	KernelHeadFlagsHEAD_NO_ARRIVAL KernelHeadFlags = 32
+	KernelHeadFlagsHEAD_COMPLETE    KernelHeadFlags = 1
+	KernelHeadFlagsHEAD_TRUNCATED   KernelHeadFlags = 2
+	KernelHeadFlagsHEAD_UNREADABLE  KernelHeadFlags = 4
+	KernelHeadFlagsHEAD_CANDIDATE   KernelHeadFlags = 8
+	KernelHeadFlagsHEAD_CONTINUED   KernelHeadFlags = 16
+	KernelHeadFlagsHEAD_NO_ARRIVAL  KernelHeadFlags = 32
+	KernelHeadFlagsHEAD_LOST_BEFORE KernelHeadFlags = 64
 )
 
 type KernelHeadRecord struct {

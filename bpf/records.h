@@ -35,6 +35,7 @@ enum head_flags {
 	HEAD_CANDIDATE = 8,  /* only the request line, of a process that is not yet a target */
 	HEAD_CONTINUED = 16, /* more bytes of the head sent up before */
 	HEAD_NO_ARRIVAL = 32, /* the first byte's arrival was not seen: start is the read */
+	HEAD_LOST_BEFORE = 64, /* a record was lost since the last request whose head went up on this connection */
 };
 
 struct head_record {
@@ -116,6 +117,13 @@ struct process_record {
 
 /* Per-CPU counters; user space sums them. Names: counterNames in internal/probe. */
 enum counter {
+	/* records that were to go up, by kind, and in the same order those that found no room */
+	SENT_REQUEST_HEAD,
+	SENT_RESPONSE_HEAD,
+	SENT_PROGRESS,
+	SENT_OCCURRENCE,
+	SENT_CLOSE,
+	SENT_PROCESS,
 	LOST_REQUEST_HEAD,
 	LOST_RESPONSE_HEAD,
 	LOST_PROGRESS,
@@ -129,5 +137,6 @@ enum counter {
 	HEADS_UNREADABLE,
 	COUNTERS,
 };
+#define SENT_OF(lost) ((lost) - LOST_REQUEST_HEAD + SENT_REQUEST_HEAD)
 
 #endif

@@ -111,7 +111,8 @@ struct conn {
 	__u8 counted;	   /* it is one of MAX_CONNS */
 	__u8 no_arrival;
 	__u8 head_alone;   /* the present send call is given the response's head, or part of it, and nothing else */
-	__u8 pad1[2];
+	__u8 lost_before;  /* a record was lost since the last request whose head went up */
+	__u8 pad1[1];
 	__u32 sending;	 /* inside a send call */
 	__u32 head_last; /* last four bytes of the head so far */
 	__u16 head_bytes;
@@ -258,11 +259,12 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
+/* Atomic though per CPU: a program may be interrupted by another that counts the same. */
 static __always_inline void count(__u32 counter)
 {
 	__u64 *v = bpf_map_lookup_elem(&counters, &counter);
 	if (v)
-		(*v)++;
+		__sync_fetch_and_add(v, 1);
 }
 
 /*
@@ -271,6 +273,7 @@ static __always_inline void count(__u32 counter)
  */
 static __always_inline int send_up(void *record, __u64 size, __u32 lost)
 {
+	count(SENT_OF(lost));
 	if (!bpf_ringbuf_output(&ring, record, size, BPF_RB_NO_WAKEUP))
 		return 1;
 	count(lost);

@@ -160,6 +160,7 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 static __always_inline void request_reset(struct conn *c, __u64 start)
 {
 	c->seq++;
+	c->lost_before |= c->lost;
 	c->state = CONN_HEAD;
 	c->first = c->seq == 1;
 	c->responding = c->last_chunk = c->lost = c->no_lane = c->no_accept = 0;
@@ -281,7 +282,7 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 
 	if (c->state == CONN_HEAD) {
 		complete = 1;
-		h->head.flags = continued | (c->no_arrival ? HEAD_NO_ARRIVAL : 0);
+		h->head.flags = continued | (c->no_arrival ? HEAD_NO_ARRIVAL : 0) | (c->lost_before ? HEAD_LOST_BEFORE : 0);
 		h->head.len = 0;
 		if (!head) {
 			h->head.flags |= HEAD_UNREADABLE;
@@ -310,7 +311,9 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 		h->head.remote_port = c->remote_port;
 		__builtin_memcpy(h->head.local, c->local, 16);
 		__builtin_memcpy(h->head.remote, c->remote, 16);
-		if (!head_send_up(h, LOST_REQUEST_HEAD))
+		if (head_send_up(h, LOST_REQUEST_HEAD))
+			c->lost_before = 0;
+		else
 			c->lost = 1;
 	} else {
 		conn_occurrence(c, STAGE_RECEIVE_QUEUE, c->receive_since, now);

@@ -12,12 +12,22 @@ import (
 
 // Counters are cumulative since New.
 type Counters struct {
+	Sent       map[string]uint64 // made by the kernel side, by kind: read from the ring, lost, or still in it
 	Records    map[string]uint64 // read from the ring, by kind
 	Lost       map[string]uint64 // by reason
 	MapFull    map[string]uint64 // by map
 	Unreadable uint64            // heads read by a call whose buffer is not known
 	Targets    int               // tracked processes that are no candidates
 	Candidates int
+}
+
+var sentKinds = map[bpf.KernelCounter]string{
+	bpf.KernelCounterSENT_REQUEST_HEAD:  "request_head",
+	bpf.KernelCounterSENT_RESPONSE_HEAD: "response_head",
+	bpf.KernelCounterSENT_PROGRESS:      "progress",
+	bpf.KernelCounterSENT_OCCURRENCE:    "occurrence",
+	bpf.KernelCounterSENT_CLOSE:         "close",
+	bpf.KernelCounterSENT_PROCESS:       "process",
 }
 
 var lostReasons = map[bpf.KernelCounter]string{
@@ -41,7 +51,7 @@ var fullMaps = map[bpf.KernelCounter]string{
 func (p *Probe) Counters() (Counters, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := Counters{Records: map[string]uint64{}, Lost: map[string]uint64{"invalid": p.invalid}, MapFull: map[string]uint64{}}
+	c := Counters{Sent: map[string]uint64{}, Records: map[string]uint64{}, Lost: map[string]uint64{"invalid": p.invalid}, MapFull: map[string]uint64{}}
 	if p.closed {
 		return c, errors.New("read the counters: the probe is closed")
 	}
@@ -63,6 +73,8 @@ func (p *Probe) Counters() (Counters, error) {
 			sum += n
 		}
 		switch {
+		case sentKinds[counter] != "":
+			c.Sent[sentKinds[counter]] = sum
 		case lostReasons[counter] != "":
 			c.Lost[lostReasons[counter]] = sum
 		case fullMaps[counter] != "":

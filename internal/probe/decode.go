@@ -128,5 +128,6 @@ func headFlags(f bpf.KernelHeadFlags) HeadFlags {
 		Unreadable: f&bpf.KernelHeadFlagsHEAD_UNREADABLE != 0,
 		Candidate:  f&bpf.KernelHeadFlagsHEAD_CANDIDATE != 0,
 		NoArrival:  f&bpf.KernelHeadFlagsHEAD_NO_ARRIVAL != 0,
+		LostBefore: f&bpf.KernelHeadFlagsHEAD_LOST_BEFORE != 0,
 	}
 }

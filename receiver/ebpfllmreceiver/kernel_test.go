@@ -386,6 +386,7 @@ func reason(name string, n int64) metricdata.DataPoint[int64] {
 func TestLossesAreSeenInTheSelfMetrics(t *testing.T) {
 	r := newRig(t, defaults())
 	r.counts = probe.Counters{
+		Sent:    map[string]uint64{"progress": 10},
 		Records: map[string]uint64{"progress": 7},
 		Lost:    map[string]uint64{"ring_full_progress": 3},
 		MapFull: map[string]uint64{"lanes": 2},
@@ -394,6 +395,9 @@ func TestLossesAreSeenInTheSelfMetrics(t *testing.T) {
 	start(t, m)
 	metadatatest.AssertEqualReceiverEbpfllmRecords(t, r.telemetry, []metricdata.DataPoint[int64]{
 		{Value: 7, Attributes: attribute.NewSet(attribute.String("kind", "progress"))},
+	}, metricdatatest.IgnoreTimestamp())
+	metadatatest.AssertEqualReceiverEbpfllmRecordsSent(t, r.telemetry, []metricdata.DataPoint[int64]{
+		{Value: 10, Attributes: attribute.NewSet(attribute.String("kind", "progress"))},
 	}, metricdatatest.IgnoreTimestamp())
 	metadatatest.AssertEqualReceiverEbpfllmRecordsLost(t, r.telemetry, []metricdata.DataPoint[int64]{
 		reason("ring_full_progress", 3), reason("export_queue_full", 0), reason("occurrence_unclaimed", 0), reason("metric_processes_full", 0),
