@@ -5,7 +5,6 @@ package probe
 import (
 	"errors"
 	"fmt"
-	"maps"
 
 	"github.com/ebpfllm/ebpfllm/bpf"
 )
@@ -21,13 +20,14 @@ type Counters struct {
 	Candidates int
 }
 
-var sentKinds = map[bpf.KernelCounter]string{
-	bpf.KernelCounterSENT_REQUEST_HEAD:  "request_head",
-	bpf.KernelCounterSENT_RESPONSE_HEAD: "response_head",
-	bpf.KernelCounterSENT_PROGRESS:      "progress",
-	bpf.KernelCounterSENT_OCCURRENCE:    "occurrence",
-	bpf.KernelCounterSENT_CLOSE:         "close",
-	bpf.KernelCounterSENT_PROCESS:       "process",
+// The kernel side counts by the same kinds.
+var sentKinds = map[bpf.KernelCounter]eventKind{
+	bpf.KernelCounterSENT_REQUEST_HEAD:  kindRequestHead,
+	bpf.KernelCounterSENT_RESPONSE_HEAD: kindResponseHead,
+	bpf.KernelCounterSENT_PROGRESS:      kindProgress,
+	bpf.KernelCounterSENT_OCCURRENCE:    kindOccurrence,
+	bpf.KernelCounterSENT_CLOSE:         kindClose,
+	bpf.KernelCounterSENT_PROCESS:       kindProcess,
 }
 
 var lostReasons = map[bpf.KernelCounter]string{
@@ -51,11 +51,13 @@ var fullMaps = map[bpf.KernelCounter]string{
 func (p *Probe) Counters() (Counters, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := Counters{Sent: map[string]uint64{}, Records: map[string]uint64{}, Lost: map[string]uint64{"invalid": p.invalid}, MapFull: map[string]uint64{}}
+	c := Counters{Sent: map[string]uint64{}, Records: map[string]uint64{}, Lost: map[string]uint64{"invalid": p.invalid.Load()}, MapFull: map[string]uint64{}}
 	if p.closed {
 		return c, errors.New("read the counters: the probe is closed")
 	}
-	maps.Copy(c.Records, p.records)
+	for kind, name := range kindNames {
+		c.Records[name] = p.records[kind].Load()
+	}
 	for _, t := range p.processes {
 		if t.Candidate {
 			c.Candidates++
@@ -72,9 +74,11 @@ func (p *Probe) Counters() (Counters, error) {
 		for _, n := range perCPU {
 			sum += n
 		}
+		if kind, ok := sentKinds[counter]; ok {
+			c.Sent[kindNames[kind]] = sum
+			continue
+		}
 		switch {
-		case sentKinds[counter] != "":
-			c.Sent[sentKinds[counter]] = sum
 		case lostReasons[counter] != "":
 			c.Lost[lostReasons[counter]] = sum
 		case fullMaps[counter] != "":
@@ -103,18 +107,33 @@ func (p *Probe) Runs() map[string]uint64 {
 	return runs
 }
 
-func kindOf(e Event) string {
+// eventKind tells events apart as the counters do.
+type eventKind int
+
+const (
+	kindRequestHead eventKind = iota
+	kindResponseHead
+	kindProgress
+	kindOccurrence
+	kindClose
+	kindProcess
+	eventKinds
+)
+
+var kindNames = [eventKinds]string{"request_head", "response_head", "progress", "occurrence", "close", "process"}
+
+func kindOf(e Event) eventKind {
 	switch e.(type) {
 	case *RequestHead:
-		return "request_head"
+		return kindRequestHead
 	case *ResponseHead:
-		return "response_head"
+		return kindResponseHead
 	case *Progress:
-		return "progress"
+		return kindProgress
 	case *Occurrence:
-		return "occurrence"
+		return kindOccurrence
 	case *Close:
-		return "close"
+		return kindClose
 	}
-	return "process"
+	return kindProcess
 }
