@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -131,7 +132,7 @@ func TestUnderOverloadEachRecordIsReadOrCountedAsLost(t *testing.T) {
 	// stalls are held for a while, and the requests that they delayed with them
 	time.Sleep(2 * time.Second)
 	w.mu.Lock()
-	begun, finished := w.begun, append(w.finished[:0:0], w.finished...)
+	begun, finished := w.begun, slices.Clone(w.finished)
 	w.mu.Unlock()
 	assert.EqualValues(t, asked.Load(), uint64(begun)+c.Lost["ring_full_request_head"], "requests that are known, and those whose head was lost")
 	whole, marked := 0, 0

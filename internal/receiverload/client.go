@@ -99,7 +99,7 @@ type conn struct {
 
 func (c *conn) close() {
 	if c.Conn != nil {
-		_ = c.Conn.Close()
+		_ = c.Close()
 		c.Conn = nil
 	}
 }
