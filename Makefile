@@ -16,7 +16,7 @@ export GOTOOLCHAIN ?= local
 export EBPFLLM_COLLECTOR := $(CURDIR)/$(DIST)
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-full generate generate-ocb test demo demo-llamacpp run bench bench-overhead lint fmt backends test-backends clean
+.PHONY: help build build-full generate generate-ocb test demo demo-llamacpp run bench bench-overhead bench-receiver soak lint fmt backends test-backends clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -66,6 +66,18 @@ bench-overhead: ## measure what being watched costs a server and its neighbours;
 	@mkdir -p out
 	go build -o out/servercost ./internal/servercost
 	out/servercost $(OVERHEADFLAGS)
+
+bench-receiver: ## measure the receiver's own CPU and memory at 1,000 and 5,000 requests/s; writes out/receiver.json (as root)
+	@mkdir -p out
+	go build -o out/receiverload ./internal/receiverload
+	out/receiverload -out out/receiver.json
+
+# How long; e.g. make soak SOAK=5m
+SOAK := 20m
+soak: ## keep the receiver under a mixed load for SOAK (20m) and tell whether its memory stays flat; writes out/soak.json (as root)
+	@mkdir -p out
+	go build -o out/receiverload ./internal/receiverload
+	out/receiverload -soak $(SOAK) -out out/soak.json
 
 lint: ## run golangci-lint
 	@for m in $(MODULES); do (cd $$m && go tool -modfile=$(CURDIR)/internal/tools/lint/go.mod golangci-lint run ./...) || failed=1; done; [ -z "$$failed" ]

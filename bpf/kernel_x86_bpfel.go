@@ -90,7 +90,8 @@ type KernelConn struct {
 	Losing          uint8
 	Marked          uint8
 	Pending         uint8
-	Pad1            [2]uint8
+	LostBefore      uint8
+	Pad1            [1]uint8
 	_               [2]byte
 	Sending         uint32
 	HeadLast        uint32
@@ -163,20 +164,27 @@ type KernelConn struct {
 type KernelCounter uint32
 
 const (
-	KernelCounterLOST_REQUEST_HEAD  KernelCounter = 0
-	KernelCounterLOST_RESPONSE_HEAD KernelCounter = 1
-	KernelCounterLOST_PROGRESS      KernelCounter = 2
-	KernelCounterLOST_OCCURRENCE    KernelCounter = 3
-	KernelCounterLOST_CLOSE         KernelCounter = 4
-	KernelCounterLOST_PROCESS       KernelCounter = 5
-	KernelCounterLOST_RETRANSMIT    KernelCounter = 6
-	KernelCounterFULL_LANES         KernelCounter = 7
-	KernelCounterFULL_THREADS       KernelCounter = 8
-	KernelCounterFULL_SOCKETS       KernelCounter = 9
-	KernelCounterFULL_PORTS         KernelCounter = 10
-	KernelCounterHEADS_UNREADABLE   KernelCounter = 11
-	KernelCounterACCEPTS_LOOSE      KernelCounter = 12
-	KernelCounterCOUNTERS           KernelCounter = 13
+	KernelCounterSENT_REQUEST_HEAD  KernelCounter = 0
+	KernelCounterSENT_RESPONSE_HEAD KernelCounter = 1
+	KernelCounterSENT_PROGRESS      KernelCounter = 2
+	KernelCounterSENT_OCCURRENCE    KernelCounter = 3
+	KernelCounterSENT_CLOSE         KernelCounter = 4
+	KernelCounterSENT_PROCESS       KernelCounter = 5
+	KernelCounterSENT_RETRANSMIT    KernelCounter = 6
+	KernelCounterLOST_REQUEST_HEAD  KernelCounter = 7
+	KernelCounterLOST_RESPONSE_HEAD KernelCounter = 8
+	KernelCounterLOST_PROGRESS      KernelCounter = 9
+	KernelCounterLOST_OCCURRENCE    KernelCounter = 10
+	KernelCounterLOST_CLOSE         KernelCounter = 11
+	KernelCounterLOST_PROCESS       KernelCounter = 12
+	KernelCounterLOST_RETRANSMIT    KernelCounter = 13
+	KernelCounterFULL_LANES         KernelCounter = 14
+	KernelCounterFULL_THREADS       KernelCounter = 15
+	KernelCounterFULL_SOCKETS       KernelCounter = 16
+	KernelCounterFULL_PORTS         KernelCounter = 17
+	KernelCounterHEADS_UNREADABLE   KernelCounter = 18
+	KernelCounterACCEPTS_LOOSE      KernelCounter = 19
+	KernelCounterCOUNTERS           KernelCounter = 20
 )
 
 type KernelHeadBuffer struct {
@@ -188,12 +196,13 @@ type KernelHeadBuffer struct {
 type KernelHeadFlags uint32
 
 const (
-	KernelHeadFlagsHEAD_COMPLETE   KernelHeadFlags = 1
-	KernelHeadFlagsHEAD_TRUNCATED  KernelHeadFlags = 2
-	KernelHeadFlagsHEAD_UNREADABLE KernelHeadFlags = 4
-	KernelHeadFlagsHEAD_CANDIDATE  KernelHeadFlags = 8
-	KernelHeadFlagsHEAD_CONTINUED  KernelHeadFlags = 16
-	KernelHeadFlagsHEAD_NO_ARRIVAL KernelHeadFlags = 32
+	KernelHeadFlagsHEAD_COMPLETE    KernelHeadFlags = 1
+	KernelHeadFlagsHEAD_TRUNCATED   KernelHeadFlags = 2
+	KernelHeadFlagsHEAD_UNREADABLE  KernelHeadFlags = 4
+	KernelHeadFlagsHEAD_CANDIDATE   KernelHeadFlags = 8
+	KernelHeadFlagsHEAD_CONTINUED   KernelHeadFlags = 16
+	KernelHeadFlagsHEAD_NO_ARRIVAL  KernelHeadFlags = 32
+	KernelHeadFlagsHEAD_LOST_BEFORE KernelHeadFlags = 64
 )
 
 type KernelHeadRecord struct {

@@ -36,6 +36,7 @@ enum head_flags {
 	HEAD_CANDIDATE = 8,  /* only the request line, of a process that is not yet a target */
 	HEAD_CONTINUED = 16, /* more bytes of the head sent up before */
 	HEAD_NO_ARRIVAL = 32, /* the first byte's arrival was not seen: start is the read */
+	HEAD_LOST_BEFORE = 64, /* a record was lost since the last request whose head went up on this connection */
 };
 
 struct head_record {
@@ -137,6 +138,14 @@ struct process_record {
 
 /* Per-CPU counters; user space sums them. Names: counterNames in internal/probe. */
 enum counter {
+	/* records that were to go up, by kind, and in the same order those that found no room */
+	SENT_REQUEST_HEAD,
+	SENT_RESPONSE_HEAD,
+	SENT_PROGRESS,
+	SENT_OCCURRENCE,
+	SENT_CLOSE,
+	SENT_PROCESS,
+	SENT_RETRANSMIT,
 	LOST_REQUEST_HEAD,
 	LOST_RESPONSE_HEAD,
 	LOST_PROGRESS,
@@ -152,5 +161,6 @@ enum counter {
 	ACCEPTS_LOOSE, /* accepts whose time is known to no better than a millisecond */
 	COUNTERS,
 };
+#define SENT_OF(lost) ((lost) - LOST_REQUEST_HEAD + SENT_REQUEST_HEAD)
 
 #endif

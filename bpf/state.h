@@ -180,7 +180,8 @@ struct conn {
 	__u8 losing;	   /* bytes of the response that were sent again are not acknowledged */
 	__u8 marked;	   /* marks made so far, at most 2 * MARKS */
 	__u8 pending;	   /* it counts in its lane's pending */
-	__u8 pad1[2];
+	__u8 lost_before;  /* a record was lost since the last request whose head went up */
+	__u8 pad1[1];
 	__u32 sending;	 /* inside a send call */
 	__u32 head_last; /* last four bytes of the head so far */
 	__u16 head_bytes;
@@ -365,11 +366,12 @@ static __always_inline struct conn *conn_of(struct sock *sk)
 	return sk->sk_bpf_storage ? bpf_sk_storage_get(&conns, sk, 0, 0) : 0;
 }
 
+/* Atomic though per CPU: a program may be interrupted by another that counts the same. */
 static __always_inline void count(__u32 counter)
 {
 	__u64 *v = bpf_map_lookup_elem(&counters, &counter);
 	if (v)
-		(*v)++;
+		__sync_fetch_and_add(v, 1);
 }
 
 /*
@@ -378,6 +380,7 @@ static __always_inline void count(__u32 counter)
  */
 static __always_inline int send_up(void *record, __u64 size, __u32 lost)
 {
+	count(SENT_OF(lost));
 	if (!bpf_ringbuf_output(&ring, record, size, BPF_RB_NO_WAKEUP))
 		return 1;
 	count(lost);

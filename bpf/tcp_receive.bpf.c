@@ -154,6 +154,7 @@ static __always_inline void request_reset(struct conn *c, __u64 start)
 	else if (!c->start)
 		c->softirq_delay = -1;
 	c->seq++;
+	c->lost_before |= c->lost;
 	c->state = CONN_HEAD;
 	c->first = c->seq == 1;
 	c->responding = c->last_chunk = c->lost = c->no_lane = c->no_accept = 0;
@@ -277,7 +278,7 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 
 	if (c->state == CONN_HEAD) {
 		complete = 1;
-		h->head.flags = continued | (c->no_arrival ? HEAD_NO_ARRIVAL : 0);
+		h->head.flags = continued | (c->no_arrival ? HEAD_NO_ARRIVAL : 0) | (c->lost_before ? HEAD_LOST_BEFORE : 0);
 		h->head.len = 0;
 		if (!head) {
 			h->head.flags |= HEAD_UNREADABLE;
@@ -306,7 +307,9 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 		h->head.remote_port = c->remote_port;
 		__builtin_memcpy(h->head.local, c->local, 16);
 		__builtin_memcpy(h->head.remote, c->remote, 16);
-		if (!head_send_up(h, LOST_REQUEST_HEAD))
+		if (head_send_up(h, LOST_REQUEST_HEAD))
+			c->lost_before = 0;
+		else
 			c->lost = 1;
 	} else {
 		conn_occurrence(c, STAGE_RECEIVE_QUEUE, c->receive_since, now);

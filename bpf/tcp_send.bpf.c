@@ -207,6 +207,7 @@ static __always_inline void progress(struct conn *c, struct sock *sk, struct lan
 {
 	struct progress_record *p = bpf_ringbuf_reserve(&ring, sizeof(*p), 0);
 
+	count(SENT_PROGRESS);
 	conn_settle(c, l, now);
 	c->reported = c->writes;
 	if (!p) {

@@ -77,6 +77,8 @@ type conn struct {
 	ignored bool               // refused, or not HTTP/1: only its end matters
 	closing bool               // shut for sending with bytes still unsent
 	heard   uint64
+
+	beheaded uint32 // number of the latest request whose head lacks its beginning
 }
 
 // request is a request in flight.
@@ -188,6 +190,9 @@ func (a *Assembler) requestHead(e *probe.RequestHead) {
 		return
 	}
 	if r := c.request; r != nil && (r.Seq != e.Seq || !e.Flags.Continued) {
+		if e.Flags.LostBefore && !r.complete() {
+			r.problem(IncompleteLost) // perhaps the reading that would have completed it
+		}
 		if r.measured && !r.complete() && r.response != nil && e.Start < r.last.Time {
 			// the client did not wait: which response bytes are whose cannot be told any more
 			a.refuse(c, RefusedPipelined)
@@ -206,8 +211,10 @@ func (a *Assembler) requestHead(e *probe.RequestHead) {
 	}
 	if r == nil {
 		if e.Flags.Continued {
-			a.unparsed["head_incomplete"]++ // its beginning was lost
-			c.ignored = true
+			if c.beheaded != e.Seq {
+				a.unparsed["head_incomplete"]++ // its beginning was lost
+			}
+			c.beheaded = e.Seq
 			return
 		}
 		r = &request{Request: Request{

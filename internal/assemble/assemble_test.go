@@ -283,6 +283,11 @@ func TestWhatIsNoRequestIsCountedAndLosesNothingElse(t *testing.T) {
 				assert.False(t, r.Head.Linked(), "measured, but not linked")
 			}
 			n := len(l.begun)
+			if c.reason == "head_incomplete" {
+				feed(a, asked(1, 2, 20, get))
+				assert.Len(t, l.begun, n+1, "nor the next on the same connection")
+				n++
+			}
 			feed(a, asked(2, 1, 20, get))
 			assert.Len(t, l.begun, n+1)
 		})
@@ -315,6 +320,7 @@ func TestALostRecordMarksTheRequest(t *testing.T) {
 		want   string
 	}{
 		{"said by the kernel", []probe.Event{answered(1, 1, 12, ok), lost}, IncompleteLost},
+		{"said with the next request's head", []probe.Event{answered(1, 1, 12, ok), sent(r, 20, len(ok)), lostBefore(asked(1, 2, 30, get))}, IncompleteLost},
 		{"the response's head", []probe.Event{sent(r, 20, len(ok)+2), asked(1, 2, 30, get)}, IncompleteResponse},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -341,6 +347,12 @@ func TestALostRecordMarksTheRequest(t *testing.T) {
 		feed(a, &probe.Tick{Now: 2 * StaleAfter})
 		assert.Contains(t, only(t, l.finished).Incomplete, IncompleteStale)
 	})
+}
+
+// lostBefore says that a record was lost before this head.
+func lostBefore(r *probe.RequestHead) *probe.RequestHead {
+	r.Flags.LostBefore = true
+	return r
 }
 
 func stretch(cookie uint64, lane probe.Lane, s stage.Stage, from, to uint64) *probe.Occurrence {
@@ -536,7 +548,7 @@ func TestWhatTheRequestWaitedForIsToldWithItsThread(t *testing.T) {
 	require.Len(t, l.occurrences, 2)
 	assert.Equal(t, Occurrence{
 		Key: got.Key, PID: 70, TID: 71, Stage: stage.Lock, Start: 13 * ms, End: 28 * ms, Duration: 15 * ms,
-		Syscall: -1, SharedBy: 1, Waker: true,
+		Syscall: -1, SharedBy: 1, Others: []Key{}, Waker: true,
 	}, l.occurrences[0])
 	assert.EqualValues(t, 7, l.occurrences[1].PID)
 	assert.False(t, l.occurrences[1].Waker)

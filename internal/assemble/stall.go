@@ -18,8 +18,9 @@ const (
 	// Settle is how long, in nanoseconds, a stall is held after the latest request
 	// was found that it delayed: an event loop then works off what came meanwhile.
 	Settle = uint64(250e6)
-	// MaxSettle is how long at the most.
-	MaxSettle = 4 * Settle
+	// MaxSettle is how long at the most. With the spike_sampling processor's least
+	// cluster_wait, eps and a stride, what a stall delayed still meets its neighbours.
+	MaxSettle = 3 * Settle
 	// MaxStalls are held at one time; the oldest goes when there are more.
 	MaxStalls = 4096
 	// MaxOthers bounds Occurrence.Others.

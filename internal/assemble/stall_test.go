@@ -145,19 +145,19 @@ func TestAStallAndTheRequestsItDelayedAreHeldForAWhile(t *testing.T) {
 
 	// each that is found puts it off, up to a bound
 	feed(a, asked(2, 1, 1000, get), stretch(0, thread, stage.RunQueue, 1100, 1200))
-	for i := range uint64(20) {
+	for i := range uint64(12) {
 		feed(a, before(100+i, stage.RunQueue, 1110, 1200), arrived(100+i, 1110, 1200+(i+1)*100))
 		tick(1200 + (i+1)*100)
 	}
-	require.Len(t, l.occurrences, 1+1+MaxSettleTicks)
-	assert.Equal(t, 1+MaxSettleTicks, l.occurrences[1].SharedBy)
+	require.Len(t, l.occurrences, 1+1+maxSettleTicks)
+	assert.Equal(t, 1+maxSettleTicks, l.occurrences[1].SharedBy)
 	settle(a)
 	assert.Empty(t, l.problems)
-	assert.Len(t, l.occurrences, 1+1+20, "what was found later has spans all the same")
+	assert.Len(t, l.occurrences, 1+1+12, "what was found later has spans all the same")
 }
 
-// MaxSettleTicks of 100 ms fit into MaxSettle, the last of them being its end.
-const MaxSettleTicks = int(MaxSettle / (100 * ms))
+// maxSettleTicks of 100 ms there are until MaxSettle is over.
+const maxSettleTicks = int((MaxSettle + 100*ms - 1) / (100 * ms))
 
 func TestLinksAndStallsAreBounded(t *testing.T) {
 	var l log

@@ -11,10 +11,10 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"unicode/utf8"
 )
 
@@ -112,7 +112,9 @@ func ParseRequest(b []byte) (Head, Framing, error) {
 	if err != nil {
 		return Head{}, Framing{}, err
 	}
-	r, err := http.ReadRequest(bufio.NewReaderSize(bytes.NewReader(head), 512))
+	in := newReader(head)
+	defer in.wipe()
+	r, err := http.ReadRequest(in.Reader)
 	if err != nil {
 		return Head{}, Framing{}, &Error{ReasonRequest, err}
 	}
@@ -126,7 +128,7 @@ func ParseRequest(b []byte) (Head, Framing, error) {
 		Method: r.Method,
 		Path:   path(r),
 		Host:   host(r.Host),
-		Proto:  fmt.Sprintf("1.%d", r.ProtoMinor),
+		Proto:  [...]string{"1.0", "1.1"}[r.ProtoMinor],
 	}
 	if !methods[h.Method] {
 		h.Method = "_OTHER"
@@ -153,8 +155,10 @@ func ParseResponse(b []byte, method string) (Response, error) {
 	if err != nil {
 		return Response{}, err
 	}
+	in := newReader(head)
+	defer in.wipe()
 	//nolint:bodyclose // there is no connection behind it, and the body is not read
-	r, err := http.ReadResponse(bufio.NewReaderSize(bytes.NewReader(head), 512), &http.Request{Method: method})
+	r, err := http.ReadResponse(in.Reader, &http.Request{Method: method})
 	if err != nil {
 		return Response{}, &Error{ReasonResponse, err}
 	}
@@ -186,6 +190,37 @@ func ParseResponse(b []byte, method string) (Response, error) {
 		res.ContentLength = -1
 	}
 	return res, nil
+}
+
+// reader reads header bytes through a buffer of net/http's kind, which is used
+// again and holds none of them afterwards.
+type reader struct {
+	*bufio.Reader
+	bytes bytes.Reader
+}
+
+var readers = sync.Pool{New: func() any {
+	return &reader{Reader: bufio.NewReaderSize(nil, 512)}
+}}
+
+func newReader(head []byte) *reader {
+	r := readers.Get().(*reader)
+	r.bytes.Reset(head)
+	r.Reset(&r.bytes)
+	return r
+}
+
+// zeros are as long as the buffer.
+var zeros [512]byte
+
+// wipe overwrites the buffer and gives it back.
+func (r *reader) wipe() {
+	r.bytes.Reset(zeros[:])
+	r.Reset(&r.bytes)
+	_, _ = r.Peek(len(zeros)) // fills all of it: there are as many zeros
+	r.bytes.Reset(nil)
+	r.Reset(&r.bytes)
+	readers.Put(r)
 }
 
 // cut returns the head at the start of b, ended by a blank line, and its length

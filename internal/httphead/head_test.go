@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -227,4 +228,17 @@ func BenchmarkParseRequest(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+func TestTheBufferHoldsNothingOfWhatWentThroughIt(t *testing.T) {
+	r := newReader([]byte("GET /secret HTTP/1.1\r\n\r\n"))
+	_, err := r.ReadString('\n')
+	require.NoError(t, err)
+	buffer, err := r.Peek(2) // of the same memory
+	require.NoError(t, err)
+	whole := unsafe.Slice(unsafe.SliceData(buffer), cap(buffer))
+	r.wipe()
+	assert.Equal(t, make([]byte, len(whole)), whole)
+	before := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(buffer)), -len("GET /secret HTTP/1.1\r\n"))), len(zeros))
+	assert.Equal(t, make([]byte, len(zeros)), before)
 }

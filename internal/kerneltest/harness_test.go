@@ -220,6 +220,12 @@ func (w *watch) Finish(r *assemble.Request) {
 // observe starts a probe on the servers.
 func observe(t *testing.T, cfg probe.Config, servers ...*server) *watch {
 	t.Helper()
+	return observeSlowly(t, cfg, func() {}, servers...)
+}
+
+// observeSlowly calls pause before each event is handled.
+func observeSlowly(t *testing.T, cfg probe.Config, pause func(), servers ...*server) *watch {
+	t.Helper()
 	if cfg.RingBytes == 0 {
 		cfg.RingBytes = 1 << 20
 	}
@@ -244,6 +250,7 @@ func observe(t *testing.T, cfg probe.Config, servers ...*server) *watch {
 	done := make(chan error, 1)
 	go func() {
 		done <- p.Run(ctx, func(e probe.Event) {
+			pause()
 			a.Handle(e)
 			if _, ok := e.(*probe.Tick); ok {
 				w.mu.Lock()

@@ -5,7 +5,6 @@ package probe
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"time"
 
 	"github.com/ebpfllm/ebpfllm/bpf"
@@ -13,6 +12,7 @@ import (
 
 // Counters are cumulative since New.
 type Counters struct {
+	Sent       map[string]uint64 // made by the kernel side, by kind: read from the ring, lost, or still in it
 	Records    map[string]uint64 // read from the ring, by kind
 	Lost       map[string]uint64 // by reason
 	MapFull    map[string]uint64 // by map
@@ -22,6 +22,17 @@ type Counters struct {
 	LooseAccepts uint64
 	Targets      int // tracked processes that are no candidates
 	Candidates   int
+}
+
+// The kernel side counts by the same kinds.
+var sentKinds = map[bpf.KernelCounter]eventKind{
+	bpf.KernelCounterSENT_REQUEST_HEAD:  kindRequestHead,
+	bpf.KernelCounterSENT_RESPONSE_HEAD: kindResponseHead,
+	bpf.KernelCounterSENT_PROGRESS:      kindProgress,
+	bpf.KernelCounterSENT_OCCURRENCE:    kindOccurrence,
+	bpf.KernelCounterSENT_CLOSE:         kindClose,
+	bpf.KernelCounterSENT_RETRANSMIT:    kindRetransmit,
+	bpf.KernelCounterSENT_PROCESS:       kindProcess,
 }
 
 var lostReasons = map[bpf.KernelCounter]string{
@@ -46,11 +57,13 @@ var fullMaps = map[bpf.KernelCounter]string{
 func (p *Probe) Counters() (Counters, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := Counters{Records: map[string]uint64{}, Lost: map[string]uint64{"invalid": p.invalid}, MapFull: map[string]uint64{}}
+	c := Counters{Sent: map[string]uint64{}, Records: map[string]uint64{}, Lost: map[string]uint64{"invalid": p.invalid.Load()}, MapFull: map[string]uint64{}}
 	if p.closed {
 		return c, errors.New("read the counters: the probe is closed")
 	}
-	maps.Copy(c.Records, p.records)
+	for kind, name := range kindNames {
+		c.Records[name] = p.records[kind].Load()
+	}
 	for _, t := range p.processes {
 		if t.Candidate {
 			c.Candidates++
@@ -66,6 +79,10 @@ func (p *Probe) Counters() (Counters, error) {
 		var sum uint64
 		for _, n := range perCPU {
 			sum += n
+		}
+		if kind, ok := sentKinds[counter]; ok {
+			c.Sent[kindNames[kind]] = sum
+			continue
 		}
 		switch {
 		case lostReasons[counter] != "":
@@ -104,20 +121,36 @@ func (p *Probe) Runs() map[string]Runs {
 	return runs
 }
 
-func kindOf(e Event) string {
+// eventKind tells events apart as the counters do.
+type eventKind int
+
+const (
+	kindRequestHead eventKind = iota
+	kindResponseHead
+	kindProgress
+	kindOccurrence
+	kindClose
+	kindRetransmit
+	kindProcess
+	eventKinds
+)
+
+var kindNames = [eventKinds]string{"request_head", "response_head", "progress", "occurrence", "close", "retransmit", "process"}
+
+func kindOf(e Event) eventKind {
 	switch e.(type) {
 	case *RequestHead:
-		return "request_head"
+		return kindRequestHead
 	case *ResponseHead:
-		return "response_head"
+		return kindResponseHead
 	case *Progress:
-		return "progress"
+		return kindProgress
 	case *Occurrence:
-		return "occurrence"
+		return kindOccurrence
 	case *Close:
-		return "close"
+		return kindClose
 	case *Retransmit:
-		return "retransmit"
+		return kindRetransmit
 	}
-	return "process"
+	return kindProcess
 }

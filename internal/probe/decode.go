@@ -23,14 +23,24 @@ func copyRecord[T any](dst *T, raw []byte) error {
 	return nil
 }
 
+// header begins every record.
+type header struct {
+	Kind   bpf.KernelRecordKind
+	Seq    uint32
+	Cookie uint64
+	Time   uint64
+}
+
+// timeOf is the time of a record, 0 of one that is too short.
+func timeOf(raw []byte) uint64 {
+	var r header
+	_ = copyRecord(&r, raw)
+	return r.Time
+}
+
 // decode turns a record of the ring into an event. Heads point into raw.
 func decode(raw []byte) (Event, error) {
-	var r struct {
-		Kind   bpf.KernelRecordKind
-		Seq    uint32
-		Cookie uint64
-		Time   uint64
-	}
+	var r header
 	if err := copyRecord(&r, raw); err != nil {
 		return nil, err
 	}
@@ -143,5 +153,6 @@ func headFlags(f bpf.KernelHeadFlags) HeadFlags {
 		Unreadable: f&bpf.KernelHeadFlagsHEAD_UNREADABLE != 0,
 		Candidate:  f&bpf.KernelHeadFlagsHEAD_CANDIDATE != 0,
 		NoArrival:  f&bpf.KernelHeadFlagsHEAD_NO_ARRIVAL != 0,
+		LostBefore: f&bpf.KernelHeadFlagsHEAD_LOST_BEFORE != 0,
 	}
 }

@@ -46,6 +46,7 @@ type HeadFlags struct {
 	Unreadable bool // read by a call whose buffer is not known (io_uring, splice): there are no bytes
 	Candidate  bool // only the request line, of a process that is not yet a target
 	NoArrival  bool // the first byte's arrival was not seen: Start is the read's time
+	LostBefore bool // a record was lost since the last request whose head was sent up on this connection
 }
 
 // Lane is whoever serves requests: a thread, or in Go a goroutine. The zero

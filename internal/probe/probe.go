@@ -17,6 +17,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -37,6 +38,10 @@ const (
 	PollInterval    = 25 * time.Millisecond
 	minPollInterval = 2 * time.Millisecond
 	manyRecords     = 256 // in one reading
+
+	// maxRecords are read without a Tick: under overload the ring is never empty, and
+	// what goes by ticks must go on.
+	maxRecords = 4096
 )
 
 // Config of a probe.
@@ -66,8 +71,9 @@ type Probe struct {
 	detach    map[string]func() error
 	processes map[uint32]Tracking
 	closed    bool
-	invalid   uint64 // records that did not decode
-	records   map[string]uint64
+
+	invalid atomic.Uint64             // records that did not decode
+	records [eventKinds]atomic.Uint64 // handled
 }
 
 // New loads the kernel side and tries every hook once. It attaches only what
@@ -107,7 +113,7 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 
 	p := &Probe{
 		cfg: cfg, logger: logger, failed: map[string]error{}, noChain: noChain,
-		detach: map[string]func() error{}, processes: map[uint32]Tracking{}, records: map[string]uint64{},
+		detach: map[string]func() error{}, processes: map[uint32]Tracking{},
 	}
 	use := wanted(cfg.Disabled)
 	for _, h := range hooks {
@@ -314,6 +320,10 @@ func (p *Probe) Run(ctx context.Context, handle func(Event)) error {
 				return fmt.Errorf("read the ring buffer: %w", err)
 			}
 			p.handle(record.RawSample, handle)
+			if (n+1)%maxRecords == 0 {
+				// not the present: much may lie in the ring that happened before it
+				handle(&Tick{Now: timeOf(record.RawSample)})
+			}
 		}
 		handle(&Tick{Now: Now()})
 		if last {
@@ -329,17 +339,12 @@ func (p *Probe) Run(ctx context.Context, handle func(Event)) error {
 
 func (p *Probe) handle(raw []byte, handle func(Event)) {
 	e, err := decode(raw)
-	p.mu.Lock()
 	if err != nil {
-		p.invalid++
-	} else {
-		p.records[kindOf(e)]++
-	}
-	p.mu.Unlock()
-	if err != nil {
+		p.invalid.Add(1)
 		p.logger.Debug("Kernel record dropped", zap.Error(err))
 		return
 	}
+	p.records[kindOf(e)].Add(1)
 	switch e := e.(type) {
 	case *Fork: // tracked by the kernel side already
 		p.mu.Lock()

@@ -496,6 +496,9 @@ func (k *kernelSide) observe(report []probe.StageReport) error {
 		k.telemetry.RegisterReceiverEbpfllmRecordsCallback(each("kind", func(c *counts) []map[string]uint64 {
 			return []map[string]uint64{c.probe.Records}
 		})),
+		k.telemetry.RegisterReceiverEbpfllmRecordsSentCallback(each("kind", func(c *counts) []map[string]uint64 {
+			return []map[string]uint64{c.probe.Sent}
+		})),
 		k.telemetry.RegisterReceiverEbpfllmRecordsLostCallback(each("reason", func(c *counts) []map[string]uint64 {
 			return []map[string]uint64{c.probe.Lost, c.lost}
 		})),

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -20,6 +21,7 @@ import (
 	"go.opentelemetry.io/collector/component/componentstatus"
 	"go.opentelemetry.io/collector/component/componenttest"
 	"go.opentelemetry.io/collector/consumer/consumertest"
+	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/receiver"
 	"go.opentelemetry.io/collector/receiver/receivertest"
@@ -379,6 +381,68 @@ func TestHostileBytesAreCountedAndLoseNothingElse(t *testing.T) {
 	assert.Equal(t, 1, parents)
 }
 
+// Two requests are in flight on one thread, which waits for a lock: the spans of
+// both come while the receiver runs, and name each other.
+func TestASharedStallIsLinkedFromEventsToSpans(t *testing.T) {
+	pid := child(t)
+	r := newRig(t, forPID(pid))
+	m := r.joinTraces()
+	start(t, m)
+	lane := probe.Lane{PID: uint32(pid), ID: 1}
+	var answers []probe.Event
+	for i, request := range []string{linked, get} {
+		s := probe.Socket{Cookie: uint64(i + 1), Seq: 1, Time: uint64(1001+i) * ms}
+		begin := s.Time - ms
+		r.events <- &probe.RequestHead{
+			Socket: s, PID: uint32(pid), TID: uint32(pid), Start: begin, Lane: lane, Family: 2,
+			Flags: probe.HeadFlags{Complete: true}, Bytes: []byte(request),
+		}
+		s.Time = 1100 * ms
+		answers = append(answers,
+			&probe.ResponseHead{Socket: s, Flags: probe.HeadFlags{Complete: true}, Bytes: []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")},
+			&probe.Progress{Socket: s, Lane: lane, Start: begin, FirstRead: begin + ms, Received: uint64(len(request)), Sent: 40, Chunks: 1})
+	}
+	r.events <- &probe.Tick{Now: 1010 * ms}
+	r.events <- &probe.Occurrence{
+		Socket: probe.Socket{Time: 1090 * ms}, PID: uint32(pid), TID: uint32(pid), Lane: lane,
+		Stage: stage.Lock, Start: 1020 * ms, Duration: 70e6, Syscall: -1,
+	}
+	for _, e := range answers {
+		r.events <- e
+	}
+	r.events <- &probe.Tick{Now: 1110 * ms}
+	r.settle()
+	assert.Zero(t, r.traces.SpanCount(), "others may yet be found that it delayed")
+	r.events <- &probe.Tick{Now: 2000 * ms}
+	r.settle()
+	require.Eventually(t, func() bool { return r.traces.SpanCount() == 4 }, 5*time.Second, time.Millisecond)
+	stop(t, m)
+	require.Equal(t, 4, r.traces.SpanCount())
+
+	requests, stalls := map[pcommon.TraceID]pcommon.SpanID{}, []ptrace.Span{}
+	for _, batch := range r.traces.AllTraces() {
+		for _, s := range batch.ResourceSpans().At(0).ScopeSpans().At(0).Spans().All() {
+			if s.Name() == requestSpan {
+				requests[s.TraceID()] = s.SpanID()
+			} else {
+				stalls = append(stalls, s)
+			}
+		}
+	}
+	require.Len(t, requests, 2)
+	require.Len(t, stalls, 2)
+	for i, s := range stalls {
+		method, _ := s.Attributes().Get("ebpfllm.link.method")
+		assert.Equal(t, "shared", method.Str())
+		assert.Equal(t, requests[s.TraceID()], s.ParentSpanID())
+		require.Equal(t, 1, s.Links().Len())
+		other := s.Links().At(0)
+		assert.Equal(t, stalls[1-i].TraceID(), other.TraceID())
+		assert.Equal(t, stalls[1-i].ParentSpanID(), other.SpanID())
+		assert.Zero(t, s.DroppedLinksCount())
+	}
+}
+
 func reason(name string, n int64) metricdata.DataPoint[int64] {
 	return metricdata.DataPoint[int64]{Value: n, Attributes: attribute.NewSet(attribute.String("reason", name))}
 }
@@ -386,6 +450,7 @@ func reason(name string, n int64) metricdata.DataPoint[int64] {
 func TestLossesAreSeenInTheSelfMetrics(t *testing.T) {
 	r := newRig(t, defaults())
 	r.counts = probe.Counters{
+		Sent:    map[string]uint64{"progress": 10},
 		Records: map[string]uint64{"progress": 7},
 		Lost:    map[string]uint64{"ring_full_progress": 3},
 		MapFull: map[string]uint64{"lanes": 2},
@@ -394,6 +459,9 @@ func TestLossesAreSeenInTheSelfMetrics(t *testing.T) {
 	start(t, m)
 	metadatatest.AssertEqualReceiverEbpfllmRecords(t, r.telemetry, []metricdata.DataPoint[int64]{
 		{Value: 7, Attributes: attribute.NewSet(attribute.String("kind", "progress"))},
+	}, metricdatatest.IgnoreTimestamp())
+	metadatatest.AssertEqualReceiverEbpfllmRecordsSent(t, r.telemetry, []metricdata.DataPoint[int64]{
+		{Value: 10, Attributes: attribute.NewSet(attribute.String("kind", "progress"))},
 	}, metricdatatest.IgnoreTimestamp())
 	metadatatest.AssertEqualReceiverEbpfllmRecordsLost(t, r.telemetry, []metricdata.DataPoint[int64]{
 		reason("ring_full_progress", 3), reason("export_queue_full", 0), reason("occurrence_unclaimed", 0), reason("metric_processes_full", 0),

@@ -139,7 +139,7 @@ func (h *histogram) record(bounds []float64, value float64, now uint64, ids exem
 
 // metricStore holds the histograms of every process. It is for one goroutine.
 type metricStore struct {
-	processes map[*process]map[seriesKey]*histogram
+	processes map[*process]*processSeries
 	refused   uint64 // requests not counted because of maxMetricProcesses
 	now       func() uint64
 }
@@ -147,7 +147,46 @@ type metricStore struct {
 // newMetricStore returns an empty store; now gives wall time in nanoseconds
 // since 1970.
 func newMetricStore(now func() uint64) *metricStore {
-	return &metricStore{processes: map[*process]map[seriesKey]*histogram{}, now: now}
+	return &metricStore{processes: map[*process]*processSeries{}, now: now}
+}
+
+// processSeries are the series of one process. Most values of a request are those
+// of its stages, so these are found all at once.
+type processSeries struct {
+	series map[seriesKey]*histogram
+	stages map[stagesKey]*[stage.Count]*histogram
+}
+
+// stagesKey is what tells the series of one stage apart.
+type stagesKey struct{ method, operation string }
+
+// find returns the series of a key, or the one that is there for all that have no
+// room. A new one begins at the given time.
+func (s *processSeries) find(k seriesKey, begin uint64) *histogram {
+	h := s.series[k]
+	if h != nil {
+		return h
+	}
+	if len(s.series) >= maxSeries {
+		k = seriesKey{metric: k.metric, overflow: true}
+		h = s.series[k]
+	}
+	if h == nil {
+		n := len(metricDefs[k.metric].bounds) + 1
+		h = &histogram{counts: make([]uint64, n), exemplars: make([]exemplar, n), start: begin}
+		s.series[k] = h
+	}
+	return h
+}
+
+// ofStages returns the series of the stages that were found before.
+func (s *processSeries) ofStages(k stagesKey) *[stage.Count]*histogram {
+	found := s.stages[k]
+	if found == nil {
+		found = new([stage.Count]*histogram)
+		s.stages[k] = found
+	}
+	return found
 }
 
 // record counts a finished request, given the wall times of its begin and end.
@@ -158,23 +197,11 @@ func (m *metricStore) record(p *process, req *assemble.Request, begin, end uint6
 			m.refused++
 			return
 		}
-		series = map[seriesKey]*histogram{}
+		series = &processSeries{series: map[seriesKey]*histogram{}, stages: map[stagesKey]*[stage.Count]*histogram{}}
 		m.processes[p] = series
 	}
 	add := func(k seriesKey, value float64) {
-		h := series[k]
-		if h == nil {
-			if len(series) >= maxSeries {
-				k = seriesKey{metric: k.metric, overflow: true}
-				h = series[k]
-			}
-			if h == nil {
-				n := len(metricDefs[k.metric].bounds) + 1
-				h = &histogram{counts: make([]uint64, n), exemplars: make([]exemplar, n), start: begin}
-				series[k] = h
-			}
-		}
-		h.record(metricDefs[k.metric].bounds, value, end, ids)
+		series.find(k, begin).record(metricDefs[k.metric].bounds, value, end, ids)
 	}
 
 	duration := seconds(int64(max(req.End, req.Start) - req.Start))
@@ -186,12 +213,17 @@ func (m *metricStore) record(p *process, req *assemble.Request, begin, end uint6
 	add(k, duration)
 
 	missing := missingStages(req)
+	stages := series.ofStages(stagesKey{key.method, operation})
 	for _, s := range allStages {
-		if !missing[s] {
+		if missing[s] {
+			continue
+		}
+		if stages[s] == nil {
 			k := key
 			k.metric, k.stage = stageDuration, s
-			add(k, seconds(req.Exclusive[s]))
+			stages[s] = series.find(k, begin)
 		}
+		stages[s].record(metricDefs[stageDuration].bounds, seconds(req.Exclusive[s]), end, ids)
 	}
 	k = key
 	k.metric = chunkGap
@@ -225,7 +257,7 @@ func (m *metricStore) collect() pmetric.Metrics {
 		return cmp.Or(cmp.Compare(a.PID, b.PID), cmp.Compare(a.StartTime, b.StartTime))
 	})
 	for _, p := range processes {
-		series := m.processes[p]
+		series := m.processes[p].series
 		keys := make([]seriesKey, 0, len(series))
 		for k := range series {
 			keys = append(keys, k)

@@ -74,6 +74,7 @@ type recorder struct {
 	batch  ptrace.Traces
 	scopes map[*process]ptrace.ScopeSpans
 	number uint64 // of the batch that is being filled
+	held   int    // spans in it
 	orphan uint64 // occurrences of no known request
 }
 
@@ -111,6 +112,7 @@ func (r *recorder) take() (ptrace.Traces, uint64) {
 	batch, number := r.batch, r.number
 	r.batch, r.scopes = ptrace.NewTraces(), map[*process]ptrace.ScopeSpans{}
 	r.number++
+	r.held = 0
 	return batch, number
 }
 
@@ -328,6 +330,7 @@ func (r *recorder) newSpan(o *openRequest) ptrace.Span {
 		r.scopes[o.process] = scope
 	}
 	s := scope.Spans().AppendEmpty()
+	r.held++
 	s.SetTraceID(o.trace)
 	if o.request.Head.Linked() {
 		s.TraceState().FromRaw(o.request.Head.TraceState)
@@ -351,7 +354,7 @@ func (r *recorder) newID(s ptrace.Span) {
 }
 
 func (r *recorder) bound() {
-	if r.batch.SpanCount() >= maxBatch {
+	if r.held >= maxBatch {
 		r.full()
 	}
 }

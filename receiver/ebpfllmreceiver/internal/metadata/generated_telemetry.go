@@ -33,6 +33,7 @@ type TelemetryBuilder struct {
 	ReceiverEbpfllmMessagesUnparsed  metric.Int64ObservableCounter
 	ReceiverEbpfllmRecords           metric.Int64ObservableCounter
 	ReceiverEbpfllmRecordsLost       metric.Int64ObservableCounter
+	ReceiverEbpfllmRecordsSent       metric.Int64ObservableCounter
 	ReceiverEbpfllmRequestsLinked    metric.Int64Counter
 	ReceiverEbpfllmRequestsUnsampled metric.Int64Counter
 	ReceiverEbpfllmStageAvailable    metric.Int64ObservableGauge
@@ -116,6 +117,21 @@ func (builder *TelemetryBuilder) RegisterReceiverEbpfllmRecordsLostCallback(cb m
 		cb(ctx, &observerInt64{inst: builder.ReceiverEbpfllmRecordsLost, obs: o})
 		return nil
 	}, builder.ReceiverEbpfllmRecordsLost)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
+}
+
+// RegisterReceiverEbpfllmRecordsSentCallback sets callback for observable ReceiverEbpfllmRecordsSent metric.
+func (builder *TelemetryBuilder) RegisterReceiverEbpfllmRecordsSentCallback(cb metric.Int64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerInt64{inst: builder.ReceiverEbpfllmRecordsSent, obs: o})
+		return nil
+	}, builder.ReceiverEbpfllmRecordsSent)
 	if err != nil {
 		return err
 	}
@@ -210,6 +226,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	builder.ReceiverEbpfllmRecordsLost, err = builder.meter.Int64ObservableCounter(
 		"otelcol_receiver_ebpfllm_records_lost",
 		metric.WithDescription("Records lost between the kernel and the pipeline. The requests they belonged to are marked incomplete. [Development]"),
+		metric.WithUnit("{records}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverEbpfllmRecordsSent, err = builder.meter.Int64ObservableCounter(
+		"otelcol_receiver_ebpfllm_records_sent",
+		metric.WithDescription("Records made in the kernel. Each is read (records), lost (records_lost, ring_full_*, invalid) or still on its way. [Development]"),
 		metric.WithUnit("{records}"),
 	)
 	errs = errors.Join(errs, err)
