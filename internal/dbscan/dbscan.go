@@ -41,6 +41,8 @@ type Result struct {
 	Core []bool
 	// Clusters is the number of clusters.
 	Clusters int
+	// Approximate tells that the work budget was spent: see Cluster.
+	Approximate bool
 }
 
 // Cluster labels points, given row by row with dims coordinates each and
@@ -76,12 +78,31 @@ func Cluster(points []float64, dims int, eps float64, minSamples int) (Result, e
 	if n == 0 {
 		return res, nil
 	}
-	if g, ok := newGrid(points, dims, eps); ok {
-		g.cluster(minSamples, &res)
-	} else {
+	g, ok := gridOf(points, dims, eps, minSamples)
+	if !ok {
 		sweep(points, dims, eps, minSamples, &res)
+		return res, nil
 	}
+	g.refill(n)
+	g.cluster(&res)
 	return res, nil
+}
+
+// cluster labels all points of the grid into res.
+func (g *grid) cluster(res *Result) {
+	for i := range g.slabs {
+		g.findCores(i)
+	}
+	g.joinAll(func(int) bool { return true })
+	res.Clusters = g.number()
+	for i, s := range g.slabs {
+		g.findBorders(i, true)
+		g.each(i, func(p, label int32, core bool) {
+			res.Labels[s.row[p]], res.Core[s.row[p]] = label, core
+		})
+		s.borders = nil
+		res.Approximate = res.Approximate || s.approximate
+	}
 }
 
 func checkParams(dims int, eps float64, minSamples int) error {

@@ -1,6 +1,7 @@
 package dbscan
 
 import (
+	"cmp"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -10,24 +11,39 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// wantSnapshot computes a snapshot from nothing but Cluster.
-func wantSnapshot(t *testing.T, ids []uint64, points []float64, dims int, start, end, eps float64, minSamples int) Snapshot {
-	t.Helper()
-	snap := Snapshot{Points: []Labelled{}}
+// answer is all that a step says.
+type answer struct {
+	Snapshot
+	Points []Labelled // by id
+}
+
+func stepTo(tb testing.TB, w *Window, end float64) answer {
+	tb.Helper()
+	snap, err := w.Step(end)
+	require.NoError(tb, err)
+	a := answer{snap, slices.Collect(w.Labels())}
+	slices.SortFunc(a.Points, func(p, q Labelled) int { return cmp.Compare(p.ID, q.ID) })
+	return a
+}
+
+// wantAnswer computes an answer from nothing but Cluster. Ids must rise.
+func wantAnswer(tb testing.TB, ids []uint64, points []float64, dims int, start, end, eps float64, minSamples int) answer {
+	tb.Helper()
+	var a answer
 	var in []float64
 	for i, id := range ids {
 		if p := points[i*dims : (i+1)*dims]; start <= p[0] && p[0] < end {
-			snap.Points = append(snap.Points, Labelled{ID: id})
+			a.Points = append(a.Points, Labelled{ID: id})
 			in = append(in, p...)
 		}
 	}
 	res, err := Cluster(in, dims, eps, minSamples)
-	require.NoError(t, err)
-	for i := range snap.Points {
-		snap.Points[i].Label, snap.Points[i].Core = res.Labels[i], res.Core[i]
+	require.NoError(tb, err)
+	for i := range a.Points {
+		a.Points[i].Label, a.Points[i].Core = res.Labels[i], res.Core[i]
 	}
-	snap.Clusters = res.Clusters
-	return snap
+	a.Snapshot = Snapshot{Points: len(res.Labels), Core: count(res.Core, true), Noise: count(res.Labels, Noise), Clusters: res.Clusters}
+	return a
 }
 
 func TestWindowMatchesReferenceStream(t *testing.T) {
@@ -44,9 +60,7 @@ func TestWindowMatchesReferenceStream(t *testing.T) {
 			for ; next < s.N && points[next*3] < end; next++ {
 				require.NoError(t, w.Add(uint64(next), points[next*3:next*3+3]))
 			}
-			snap, err := w.Step(end)
-			require.NoError(t, err)
-
+			snap := stepTo(t, w, end)
 			cores := make([]float64, snap.Clusters)
 			sizes := make([]float64, snap.Clusters)
 			var noise, core, sumSq float64
@@ -104,10 +118,9 @@ func TestWindowEqualsFullRunAtEveryStep(t *testing.T) {
 				minSamples = 1 + r.IntN(6)
 				require.NoError(t, w.SetMinSamples(minSamples))
 			}
-			snap, err := w.Step(end)
-			require.NoError(t, err)
-			want := wantSnapshot(t, ids, points, dims, end-width, end, eps, minSamples)
-			require.Equal(t, want, snap, "seed %d, end %v", seed, end)
+			got := stepTo(t, w, end)
+			want := wantAnswer(t, ids, points, dims, end-width, end, eps, minSamples)
+			require.Equal(t, want, got, "seed %d, end %v", seed, end)
 		}
 	}
 }
@@ -118,9 +131,7 @@ func TestWindowIsHalfOpen(t *testing.T) {
 		require.NoError(t, w.Add(uint64(id), []float64{at}))
 	}
 	in := func(end float64) (ids []uint64) {
-		snap, err := w.Step(end)
-		require.NoError(t, err)
-		for _, p := range snap.Points {
+		for _, p := range stepTo(t, w, end).Points {
 			ids = append(ids, p.ID)
 		}
 		return ids
@@ -133,16 +144,17 @@ func TestWindowIsHalfOpen(t *testing.T) {
 	assert.Zero(t, w.Len())
 }
 
-func TestWindowKeepsInsertionOrderAndIDs(t *testing.T) {
+func TestWindowGivesIDsBack(t *testing.T) {
 	w := NewWindow(2, 10, 1, 2)
 	require.NoError(t, w.Add(7, []float64{3, 0}))
 	require.NoError(t, w.Add(7, []float64{1, 0}))
 	require.NoError(t, w.Add(math.MaxUint64, []float64{3.5, 0}))
 	snap, err := w.Step(5)
 	require.NoError(t, err)
-	assert.Equal(t, Snapshot{Clusters: 1, Points: []Labelled{
+	assert.Equal(t, Snapshot{Points: 3, Core: 2, Noise: 1, Clusters: 1}, snap)
+	assert.ElementsMatch(t, []Labelled{
 		{ID: 7, Label: 0, Core: true}, {ID: 7, Label: Noise}, {ID: math.MaxUint64, Label: 0, Core: true},
-	}}, snap)
+	}, slices.Collect(w.Labels()))
 }
 
 func TestWindowCopiesWhatItIsGiven(t *testing.T) {
@@ -152,35 +164,23 @@ func TestWindowCopiesWhatItIsGiven(t *testing.T) {
 	p[0] = math.NaN()
 	snap, err := w.Step(5)
 	require.NoError(t, err)
-	assert.Len(t, snap.Points, 1)
+	assert.Equal(t, 1, snap.Points)
 }
 
-func TestWindowIsLabelledAnewOnlyWhenItsPointsChange(t *testing.T) {
+func TestWindowFollowsItsPointsAndMinSamples(t *testing.T) {
 	w := NewWindow(1, 10, 1, 2)
-	step := func(end float64) Snapshot {
-		snap, err := w.Step(end)
-		require.NoError(t, err)
-		require.False(t, w.stale)
-		return snap
-	}
 	require.NoError(t, w.Add(1, []float64{4}))
 	require.NoError(t, w.Add(2, []float64{4.5}))
-	first := step(10)
-	require.Equal(t, []Labelled{{1, 0, true}, {2, 0, true}}, first.Points)
+	require.Equal(t, []Labelled{{1, 0, true}, {2, 0, true}}, stepTo(t, w, 10).Points)
 
 	require.NoError(t, w.Add(3, []float64{11}))
-	require.False(t, w.stale, "a point after the window changes nothing yet")
-	require.NoError(t, w.SetMinSamples(2))
-	require.False(t, w.stale, "nor does the min_samples that it has")
-	first.Points[0].Label = 99
-	require.Equal(t, []Labelled{{1, 0, true}, {2, 0, true}}, step(10.5).Points, "a snapshot is the caller's own")
-
+	require.Equal(t, []Labelled{{1, 0, true}, {2, 0, true}}, stepTo(t, w, 10.5).Points, "a point after the window changes nothing yet")
 	require.NoError(t, w.SetMinSamples(3))
-	require.Equal(t, []Labelled{{1, Noise, false}, {2, Noise, false}}, step(10.5).Points)
+	require.Equal(t, []Labelled{{1, Noise, false}, {2, Noise, false}}, stepTo(t, w, 10.5).Points)
 	require.NoError(t, w.Add(4, []float64{5}))
-	require.Equal(t, []Labelled{{1, 0, true}, {2, 0, true}, {4, 0, true}}, step(10.5).Points, "a late point")
-	require.Len(t, step(12).Points, 4, "the point that waited")
-	require.Len(t, step(14.2).Points, 3, "one expired")
+	require.Equal(t, []Labelled{{1, 0, true}, {2, 0, true}, {4, 0, true}}, stepTo(t, w, 10.5).Points, "a late point")
+	require.Len(t, stepTo(t, w, 12).Points, 4, "the point that waited")
+	require.Len(t, stepTo(t, w, 14.2).Points, 3, "one expired")
 }
 
 func TestWindowRefusesBadInputAndLosesNothingElse(t *testing.T) {
@@ -200,9 +200,7 @@ func TestWindowRefusesBadInputAndLosesNothingElse(t *testing.T) {
 	_, err = w.Step(math.NaN())
 	require.ErrorIs(t, err, ErrNotFinite)
 
-	snap, err := w.Step(11)
-	require.NoError(t, err)
-	assert.Equal(t, []Labelled{{ID: 1, Core: true}}, snap.Points)
+	assert.Equal(t, []Labelled{{ID: 1, Core: true}}, stepTo(t, w, 11).Points)
 	assert.Equal(t, 2, w.Len())
 }
 
