@@ -22,6 +22,9 @@ type grid struct {
 	forest []int32
 	label  []int32 // of each core cell, once numbered
 
+	labels []int32 // see labelsOf
+	core   []bool
+
 	budget int64 // comparisons that may still be made
 }
 
@@ -395,28 +398,27 @@ func (g *grid) near(s *slab, p *point, pts []point) bool {
 	return false
 }
 
-// each calls visit for every point of slab i with its label.
-func (g *grid) each(i int, visit func(point int32, label int32, core bool)) {
+// labelsOf returns the label of each point of slab i, and whether it is core.
+// What it returns is overwritten by the next call.
+func (g *grid) labelsOf(i int) (labels []int32, core []bool) {
 	s := g.slabs[i]
-	core, border := 0, 0
-	for c := range s.keys {
-		p := s.from[c]
-		if s.coreEnd[c] > p {
-			label := g.label[g.base[i]+int32(core)]
-			core++
-			for ; p < s.coreEnd[c]; p++ {
-				visit(p, label, true)
-			}
-		}
-		for ; p < s.from[c+1]; p++ {
-			label := Noise
-			for ; border < len(s.borders) && s.borders[border].point == p; border++ {
-				of := s.borders[border].of
-				if l := g.label[g.base[i+int(of.slabs)]+of.cell]; label == Noise || l < label {
-					label = l
-				}
-			}
-			visit(p, label, false)
+	n := len(s.pts)
+	g.labels, g.core = slices.Grow(g.labels[:0], n)[:n], slices.Grow(g.core[:0], n)[:n]
+	labels, core = g.labels, g.core
+	for p := range labels {
+		labels[p], core[p] = Noise, false
+	}
+	for c := range s.cores {
+		label := g.label[g.base[i]+int32(c)]
+		for p := s.cores[c].from; p < s.cores[c].to; p++ {
+			labels[p], core[p] = label, true
 		}
 	}
+	for _, b := range s.borders {
+		label := g.label[g.base[i+int(b.of.slabs)]+b.of.cell]
+		if l := &labels[b.point]; *l == Noise || label < *l {
+			*l = label
+		}
+	}
+	return labels, core
 }

@@ -72,14 +72,14 @@ func Cluster(points []float64, dims int, eps float64, minSamples int) (Result, e
 	}
 
 	res := Result{Labels: make([]int32, n), Core: make([]bool, n)}
-	for i := range res.Labels {
-		res.Labels[i] = Noise
-	}
 	if n == 0 {
 		return res, nil
 	}
 	g, ok := gridOf(points, dims, eps, minSamples)
 	if !ok {
+		for i := range res.Labels {
+			res.Labels[i] = Noise
+		}
 		sweep(points, dims, eps, minSamples, &res)
 		return res, nil
 	}
@@ -97,9 +97,10 @@ func (g *grid) cluster(res *Result) {
 	res.Clusters = g.number()
 	for i, s := range g.slabs {
 		g.findBorders(i, true)
-		g.each(i, func(p, label int32, core bool) {
-			res.Labels[s.row[p]], res.Core[s.row[p]] = label, core
-		})
+		labels, core := g.labelsOf(i)
+		for p, row := range s.row {
+			res.Labels[row], res.Core[row] = labels[p], core[p]
+		}
 		s.borders = nil
 		res.Approximate = res.Approximate || s.approximate
 	}

@@ -28,8 +28,11 @@ type slabs struct {
 	changed []int64
 	stale   bool // no step since the slabs were made
 	spare   []*slab
-	keys    []uint64
-	place   []int32
+
+	// Scratch of arrange.
+	keys  []uint64
+	place []int32
+	old   slab
 }
 
 // farthest is how many cells from where counting begins a cell may be: no more
@@ -172,9 +175,10 @@ func (s *slabs) arrange(b *slab) {
 		s.keys, s.place = append(s.keys, key), append(s.place, int32(i))
 	}
 	keys, place := sortByKey(s.keys, s.place)
-	pts, row, ids := slices.Clone(b.pts), slices.Clone(b.row), slices.Clone(b.ids)
+	old := &s.old
+	old.pts, old.row, old.ids = append(old.pts[:0], b.pts...), append(old.row[:0], b.row...), append(old.ids[:0], b.ids...)
 	for i, from := range place {
-		b.pts[i], b.row[i], b.ids[i] = pts[from], row[from], ids[from]
+		b.pts[i], b.row[i], b.ids[i] = old.pts[from], old.row[from], old.ids[from]
 	}
 	b.setCells(keys)
 }
@@ -240,12 +244,11 @@ func (b *slab) sizes() (core, border int) {
 // labels gives all points with their labels.
 func (s *slabs) labels(yield func(Labelled) bool) {
 	for i, b := range s.grid.slabs {
-		on := true
-		s.grid.each(i, func(p, label int32, core bool) {
-			on = on && yield(Labelled{b.ids[p], label, core})
-		})
-		if !on {
-			return
+		labels, core := s.grid.labelsOf(i)
+		for p, id := range b.ids {
+			if !yield(Labelled{id, labels[p], core[p]}) {
+				return
+			}
 		}
 	}
 }

@@ -34,6 +34,7 @@ type Window struct {
 	end        float64
 
 	waiting points // added since the last step, or still after the window
+	come    points // scratch
 	nextRow int32  // rows count points in the order they were added
 	slabs   *slabs // the points in the window,
 	flat    *flat  // or here where they do not fit slabs
@@ -192,7 +193,8 @@ func (w *Window) Step(tEnd float64) (Snapshot, error) {
 
 // arrivals takes the points before the window's end out of those that wait.
 func (w *Window) arrivals() *points {
-	come := &points{}
+	come := &w.come
+	come.reset()
 	stay := &w.waiting
 	kept := 0
 	for i, id := range stay.ids {

@@ -15,6 +15,18 @@ func at(d time.Duration) int64 { return epoch.Add(d).UnixNano() }
 
 func testClusters() *clusters { return newClusters(defaultConfig().Clustering, at(0)) }
 
+// requireForgotten lets an hour pass, after which nothing must be left.
+func requireForgotten(t *testing.T, c *clusters) {
+	t.Helper()
+	for i := range closeAfter {
+		require.NoError(t, c.step(at(time.Hour+time.Duration(i)*time.Second)).err)
+	}
+	require.Empty(t, c.partitions)
+	require.Empty(t, c.order)
+	require.Empty(t, c.incidents)
+	require.Zero(t, c.points)
+}
+
 func TestSpikesCloseInTimeAndAlikeInSizeAreACluster(t *testing.T) {
 	other := partitionKey{"svc", "chat", "page_fault"}
 	tests := []struct {
@@ -24,33 +36,33 @@ func TestSpikesCloseInTimeAndAlikeInSizeAreACluster(t *testing.T) {
 	}{
 		{"close and alike", func(c *clusters) (pts []*point) {
 			for i := range 5 {
-				pts = append(pts, c.add(lockKey, at(time.Duration(i)*100*time.Millisecond), 10+float64(i)))
+				pts = append(pts, c.add(lockKey, features{at: at(time.Duration(i) * 100 * time.Millisecond), ratio: 10 + float64(i)}))
 			}
 			return pts
 		}, true},
 		{"too few", func(c *clusters) (pts []*point) {
 			for i := range 4 {
-				pts = append(pts, c.add(lockKey, at(time.Duration(i)*100*time.Millisecond), 10))
+				pts = append(pts, c.add(lockKey, features{at: at(time.Duration(i) * 100 * time.Millisecond), ratio: 10}))
 			}
 			return pts
 		}, false},
 		{"too far apart in time", func(c *clusters) (pts []*point) {
 			for i := range 5 {
-				pts = append(pts, c.add(lockKey, at(time.Duration(i)*time.Second), 10))
+				pts = append(pts, c.add(lockKey, features{at: at(time.Duration(i) * time.Second), ratio: 10}))
 			}
 			return pts
 		}, false},
 		{"too unlike in size", func(c *clusters) (pts []*point) {
 			ratio := 2.0
 			for range 5 {
-				pts = append(pts, c.add(lockKey, at(0), ratio))
+				pts = append(pts, c.add(lockKey, features{at: at(0), ratio: ratio}))
 				ratio *= 4
 			}
 			return pts
 		}, false},
 		{"of different stages", func(c *clusters) (pts []*point) {
 			for i := range 8 {
-				pts = append(pts, c.add([]partitionKey{lockKey, other}[i%2], at(0), 10))
+				pts = append(pts, c.add([]partitionKey{lockKey, other}[i%2], features{at: at(0), ratio: 10}))
 			}
 			return pts
 		}, false},
@@ -73,8 +85,8 @@ func TestAClusterKeepsItsIDWhileItLasts(t *testing.T) {
 	c := testClusters()
 	var ids []string
 	for i := range 300 { // 90 s, longer than the window
-		now := time.Duration(i) * 300 * time.Millisecond
-		pt := c.add(lockKey, at(now), 10)
+		now := 70*time.Second + time.Duration(i)*300*time.Millisecond
+		pt := c.add(lockKey, features{at: at(now), ratio: 10})
 		c.step(at(now))
 		if i > 10 {
 			require.NotNil(t, pt.cluster)
@@ -84,17 +96,15 @@ func TestAClusterKeepsItsIDWhileItLasts(t *testing.T) {
 	for _, id := range ids {
 		assert.Equal(t, ids[0], id)
 	}
-	c.step(at(10 * time.Minute))
-	assert.Empty(t, c.partitions, "forgotten with its last spike")
-	assert.Zero(t, c.points)
+	requireForgotten(t, c)
 }
 
 func TestAReleasedIDNeverChanges(t *testing.T) {
 	c := testClusters()
 	var early, late []*point
 	for i := range 6 {
-		early = append(early, c.add(lockKey, at(time.Duration(i)*100*time.Millisecond), 10))
-		late = append(late, c.add(lockKey, at(2*time.Second+time.Duration(i)*100*time.Millisecond), 10))
+		early = append(early, c.add(lockKey, features{at: at(time.Duration(i) * 100 * time.Millisecond), ratio: 10}))
+		late = append(late, c.add(lockKey, features{at: at(2*time.Second + time.Duration(i)*100*time.Millisecond), ratio: 10}))
 	}
 	c.step(at(3 * time.Second))
 	first, second := early[0].cluster, late[0].cluster
@@ -104,7 +114,7 @@ func TestAReleasedIDNeverChanges(t *testing.T) {
 	late[0].final = true // its trace was sent
 
 	for i := range 20 { // spikes between the two join them
-		c.add(lockKey, at(500*time.Millisecond+time.Duration(i)*80*time.Millisecond), 10)
+		c.add(lockKey, features{at: at(500*time.Millisecond + time.Duration(i)*80*time.Millisecond), ratio: 10})
 	}
 	res := c.step(at(3 * time.Second))
 	assert.Equal(t, 1, res.open)
@@ -125,20 +135,20 @@ func TestTheBackgroundRaisesMinSamples(t *testing.T) {
 	step := func(until time.Duration) {
 		for ; now < until; now += time.Second {
 			for range 1 + rng.IntN(3) { // two a second
-				c.add(lockKey, at(now+time.Duration(rng.IntN(1000))*time.Millisecond), 4+rng.Float64())
+				c.add(lockKey, features{at: at(now + time.Duration(rng.IntN(1000))*time.Millisecond), ratio: 4 + rng.Float64()})
 			}
 			c.step(at(now + time.Second))
 		}
 	}
 	step(70 * time.Second)
 	p := c.partitions[lockKey]
-	assert.Greater(t, c.minSamples(p, at(now)), cfg.MinSamples)
+	assert.Greater(t, c.minSamples(p), cfg.MinSamples)
 	before := c.seq
 	step(300 * time.Second)
 	assert.Equal(t, before, c.seq, "no new cluster in four minutes of background")
 	var burst []*point
 	for i := range 30 {
-		burst = append(burst, c.add(lockKey, at(now+time.Duration(i)*20*time.Millisecond), 4.5))
+		burst = append(burst, c.add(lockKey, features{at: at(now + time.Duration(i)*20*time.Millisecond), ratio: 4.5}))
 	}
 	step(now + 2*time.Second)
 	for _, pt := range burst {
@@ -149,9 +159,9 @@ func TestTheBackgroundRaisesMinSamples(t *testing.T) {
 func TestBeyondTheBoundSpikesAreLoneAndTheStepSaysSo(t *testing.T) {
 	c := testClusters()
 	for range maxPartition {
-		c.add(lockKey, at(0), 10)
+		c.add(lockKey, features{at: at(0), ratio: 10})
 	}
-	over := c.add(lockKey, at(0), 10)
+	over := c.add(lockKey, features{at: at(0), ratio: 10})
 	res := c.step(at(time.Second))
 	assert.Equal(t, 1, res.approximate)
 	assert.Nil(t, over.cluster)
@@ -162,7 +172,7 @@ func TestASpikeThatTheWindowHasNotReachedWaitsForIt(t *testing.T) {
 	c := testClusters()
 	var pts []*point
 	for range 5 {
-		pts = append(pts, c.add(lockKey, at(10*time.Second), 10))
+		pts = append(pts, c.add(lockKey, features{at: at(10 * time.Second), ratio: 10}))
 	}
 	require.NoError(t, c.step(at(time.Second)).err)
 	assert.Nil(t, pts[0].cluster)
@@ -171,16 +181,14 @@ func TestASpikeThatTheWindowHasNotReachedWaitsForIt(t *testing.T) {
 	for _, pt := range pts {
 		assert.NotNil(t, pt.cluster)
 	}
-	c.step(at(10 * time.Minute))
-	assert.Empty(t, c.partitions)
-	assert.Zero(t, c.points)
+	requireForgotten(t, c)
 }
 
 func TestASpikeOlderThanTheWindowIsLone(t *testing.T) {
 	c := testClusters()
-	c.add(lockKey, at(0), 10)
+	c.add(lockKey, features{at: at(0), ratio: 10})
 	c.step(at(10 * time.Minute))
-	pt := c.add(lockKey, at(0), 10)
+	pt := c.add(lockKey, features{at: at(0), ratio: 10})
 	res := c.step(at(11 * time.Minute))
 	require.NoError(t, res.err)
 	assert.Nil(t, pt.cluster)
