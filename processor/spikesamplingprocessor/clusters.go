@@ -37,7 +37,7 @@ func (c *clusters) partitionOf(service, operation string, kind *seriesKind) part
 type point struct {
 	features
 	cluster *cluster // nil until it belongs to one; what was decided stays
-	core    bool     // at the last step
+	core    bool     // when it was last in a cluster
 	final   bool     // its trace was decided
 }
 
@@ -173,10 +173,10 @@ func (c *clusters) stepPartition(p *partition, now int64, res *stepResult) error
 	}
 	for _, l := range p.labels {
 		pt := p.points[l.ID]
-		pt.core = l.Core
 		if l.Label == dbscan.Noise {
 			continue
 		}
+		pt.core = l.Core
 		cl := ids[l.Label]
 		if pt.cluster == nil || pt.cluster != cl && !pt.final {
 			if pt.cluster != nil {

@@ -1,12 +1,20 @@
 package spikesamplingprocessor
 
 import (
+	"encoding/csv"
+	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/ebpfllm/ebpfllm/internal/dbscan"
+	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
 var lockKey = partitionKey{"svc", "chat", "lock"}
@@ -193,4 +201,243 @@ func TestASpikeOlderThanTheWindowIsLone(t *testing.T) {
 	require.NoError(t, res.err)
 	assert.Nil(t, pt.cluster)
 	assert.Zero(t, res.approximate)
+}
+
+// A cluster that falls apart goes on in its largest part, and the other part
+// is a new one.
+func TestTheLargestPartOfAClusterKeepsItsID(t *testing.T) {
+	c := testClusters()
+	put := func(n int, from, step time.Duration) (pts []*point) {
+		for i := range n {
+			pts = append(pts, c.add(lockKey, features{at: at(from + time.Duration(i)*step), ratio: 10}))
+		}
+		return pts
+	}
+	small := put(6, 70*time.Second, 20*time.Millisecond)
+	put(5, 70600*time.Millisecond, 10*time.Millisecond) // joins the two
+	large := put(12, 71200*time.Millisecond, 20*time.Millisecond)
+	c.step(at(72 * time.Second))
+	first := small[0].cluster
+	require.NotNil(t, first)
+	require.Equal(t, first, large[0].cluster)
+	assert.Equal(t, 23, first.size)
+	assert.Equal(t, at(70*time.Second), first.start)
+	assert.Equal(t, large[11].at, first.end)
+
+	p := c.partitions[lockKey]
+	labels := func(label func(i int) int32) (l []dbscan.Labelled) {
+		for i := range 23 {
+			x := dbscan.Labelled{ID: uint64(i + 1), Label: label(i)}
+			x.Core = x.Label != dbscan.Noise
+			l = append(l, x)
+		}
+		return l
+	}
+	ids, merged := p.identify(labels(func(i int) int32 {
+		switch {
+		case i < 6:
+			return 0
+		case i < 11:
+			return dbscan.Noise
+		default:
+			return 1
+		}
+	}), 2)
+	assert.Equal(t, []*cluster{nil, first}, ids)
+	assert.Zero(t, merged)
+}
+
+// Two clusters that become one go on as the one with more core points, even if
+// it is the younger, and that is said once.
+func TestTheLargerOfTwoClustersKeepsItsID(t *testing.T) {
+	c := testClusters()
+	var small, large []*point
+	for i := range 6 {
+		small = append(small, c.add(lockKey, features{at: at(70*time.Second + time.Duration(i)*10*time.Millisecond), ratio: 10}))
+	}
+	for i := range 9 {
+		large = append(large, c.add(lockKey, features{at: at(72*time.Second + time.Duration(i)*10*time.Millisecond), ratio: 10}))
+	}
+	c.step(at(73 * time.Second))
+	loser, winner := small[0].cluster, large[0].cluster
+	require.NotEqual(t, loser, winner)
+	for i := range 20 {
+		c.add(lockKey, features{at: at(70500*time.Millisecond + time.Duration(i)*80*time.Millisecond), ratio: 10})
+	}
+	res := c.step(at(74 * time.Second))
+	assert.Equal(t, 1, res.merged)
+	assert.Equal(t, winner, small[0].cluster)
+	assert.Equal(t, 35, winner.size)
+	assert.Zero(t, loser.size)
+	for i := range 4 {
+		res = c.step(at(time.Duration(75+i) * time.Second))
+		assert.Zero(t, res.merged, "said once")
+		assert.Empty(t, res.over, "not a cluster that ended")
+	}
+}
+
+// A cluster that is not found for a step or two, for instance because
+// min_samples rose, is the same when it is found again. After three it is over.
+func TestAClusterMayHideForAMoment(t *testing.T) {
+	for _, tt := range []struct {
+		hidden int
+		same   bool
+	}{{1, true}, {closeAfter - 1, true}, {closeAfter, false}} {
+		c := testClusters()
+		var pts []*point
+		for i := range 6 {
+			pts = append(pts, c.add(lockKey, features{at: at(70*time.Second + time.Duration(i)*10*time.Millisecond), ratio: 10}))
+		}
+		now := 71 * time.Second
+		step := func() stepResult {
+			now += time.Second
+			return c.step(at(now))
+		}
+		step()
+		first := pts[0].cluster
+		require.NotNil(t, first)
+		c.cfg.MinSamples = 50
+		over := 0
+		for range tt.hidden {
+			res := step()
+			require.Zero(t, res.open)
+			over += len(res.over)
+		}
+		assert.Equal(t, !tt.same, over == 1)
+		c.cfg.MinSamples = 5
+		require.Equal(t, 1, step().open)
+		assert.Equal(t, tt.same, pts[0].cluster == first)
+	}
+}
+
+// Clusters of different services and stages at one time are one incident; one
+// that begins after a pause of more than eps is another.
+func TestClustersAtOneTimeAreOneIncident(t *testing.T) {
+	c := testClusters()
+	burst := func(key partitionKey, from time.Duration) *point {
+		var pt *point
+		for i := range 6 {
+			pt = c.add(key, features{at: at(from + time.Duration(i)*100*time.Millisecond), ratio: 10})
+		}
+		return pt
+	}
+	a := burst(partitionKey{"api", "chat", "lock"}, 70*time.Second)
+	b := burst(partitionKey{"engine", "chat", "page_fault"}, 70200*time.Millisecond)
+	d := burst(partitionKey{"engine", "embed", "lock"}, 71400*time.Millisecond) // 0.7 s after b's last
+	e := burst(partitionKey{"api", "embed", "lock"}, 73*time.Second)            // 1.1 s after d's last
+	c.step(at(74 * time.Second))
+	for _, pt := range []*point{a, b, d, e} {
+		require.NotNil(t, pt.cluster)
+	}
+	assert.Equal(t, a.cluster.incident, b.cluster.incident)
+	assert.Equal(t, a.cluster.incident, d.cluster.incident)
+	assert.NotEqual(t, a.cluster.incident.id, e.cluster.incident.id)
+	assert.NotEqual(t, a.cluster.id, b.cluster.id)
+	assert.Equal(t, a.cluster.id, a.cluster.incident.id, "named by its first cluster")
+
+	// What comes between the two shows that they were one; ids stay.
+	f := burst(partitionKey{"api", "chat", "run_queue"}, 72200*time.Millisecond)
+	res := c.step(at(75 * time.Second))
+	assert.Equal(t, 1, res.incidents)
+	assert.Equal(t, a.cluster.incident, f.cluster.incident)
+	assert.NotEqual(t, a.cluster.incident.id, e.cluster.incident.id)
+	assert.Zero(t, c.step(at(76*time.Second)).incidents, "said once")
+	requireForgotten(t, c)
+}
+
+// With the classical axes, scales, eps and min_samples the answer is that of
+// DBSCAN on those coordinates, to the letter.
+func TestClassicalParametersAreExact(t *testing.T) {
+	axis := func(name string, scale float64) AxisConfig { return AxisConfig{Name: name, Scale: scale} }
+	for _, tt := range []struct {
+		name    string
+		columns []string
+		change  func(*ClusteringConfig)
+	}{
+		{"o5_spikes3d", []string{axisTime, axisStage, axisLatency}, func(c *ClusteringConfig) {
+			c.Axes = []AxisConfig{axis(axisTime, 0.5), axis(axisStage, 2), axis(axisLatency, 10)}
+			c.Eps, c.MinSamples = 0.8, 5
+		}},
+		{"o6_requests2d", []string{axisLatency, axisHops}, func(c *ClusteringConfig) {
+			c.Axes = []AxisConfig{axis(axisLatency, 1), axis(axisHops, 1)}
+			c.Eps, c.MinSamples = 42.5, 87
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := defaultConfig()
+			cfg.Clustering.Window, cfg.Clustering.PoissonBound = time.Hour, false
+			tt.change(&cfg.Clustering)
+			require.NoError(t, cfg.Validate())
+			c := newClusters(cfg.Clustering, at(0))
+			dir := filepath.Join("..", "..", "internal", "dbscan", "testdata", "open")
+			rows, labels := readRows(t, filepath.Join(dir, tt.name+".csv")), readRows(t, filepath.Join(dir, tt.name+".labels.csv"))
+			require.Len(t, labels, len(rows))
+			for _, row := range rows {
+				f := features{at: at(0), ratio: 1}
+				for k, column := range tt.columns {
+					switch column {
+					case axisTime:
+						f.at = at(time.Duration(math.Round(row[k] * 1e9)))
+					case axisStage:
+						f.stage = stage.Stage(row[k])
+					case axisLatency:
+						f.seconds = row[k] / 1e3
+					case axisHops:
+						f.hops = int(row[k])
+					}
+				}
+				c.add(lockKey, f)
+			}
+			res := c.step(at(time.Hour - time.Minute))
+			require.NoError(t, res.err)
+			require.Zero(t, res.approximate)
+			p := c.partitions[lockKey]
+			require.Len(t, p.labels, len(rows), "all are clustered")
+			for _, l := range p.labels {
+				want := labels[l.ID-1]
+				require.Equal(t, want, []float64{float64(l.Label), map[bool]float64{true: 1}[l.Core]}, "row %d", l.ID)
+			}
+		})
+	}
+}
+
+// readRows reads the numbers of a file with a header.
+func readRows(t *testing.T, file string) (rows [][]float64) {
+	t.Helper()
+	f, err := os.Open(file)
+	require.NoError(t, err)
+	defer f.Close()
+	records, err := csv.NewReader(f).ReadAll()
+	require.NoError(t, err)
+	for _, rec := range records[1:] {
+		var row []float64
+		for _, s := range rec {
+			x, err := strconv.ParseFloat(s, 64)
+			require.NoError(t, err)
+			row = append(row, x)
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+func TestStagesAreNeighboursOnlyWhereTheyAreAnAxis(t *testing.T) {
+	for _, byStage := range []bool{false, true} {
+		cfg := defaultConfig().Clustering
+		if byStage {
+			cfg.Axes = append(cfg.Axes, AxisConfig{Name: axisStage, Scale: 100})
+		}
+		c := newClusters(cfg, at(0))
+		lock, fault := exclusive[stage.Lock], exclusive[stage.PageFault]
+		var pts []*point
+		for i := range 8 {
+			kind := []*seriesKind{lock, fault}[i%2]
+			pts = append(pts, c.add(c.partitionOf("svc", "chat", kind), features{at: at(0), ratio: 10, stage: kind.stage}))
+		}
+		c.step(at(time.Second))
+		assert.Equal(t, byStage, pts[0].cluster != nil)
+	}
+	c := newClusters(ClusteringConfig{Axes: []AxisConfig{{Name: axisStage, Scale: 1}}}, 0)
+	assert.NotEqual(t, c.partitionOf("s", "o", exclusive[stage.SendBuffer]), c.partitionOf("s", "o", plain[stage.SendBuffer]), "a socket total is not a stage")
+	assert.NotEqual(t, c.partitionOf("s", "o", exclusive[stage.Lock]), c.partitionOf("s", "o", spanSeries))
 }
