@@ -1,7 +1,8 @@
 // Command bench measures what the project says about its own speed, prints it
 // as a table and writes it as JSON:
 //
-//   - DBSCAN beside scikit-learn's, CPU time and memory, labels compared;
+//   - DBSCAN beside scikit-learn's, CPU time and memory, labels compared, and a
+//     step of a sliding window beside a full run;
 //   - the spike_sampling processor beside contrib's tail_sampling, interleaved;
 //   - what a traced server pays per request, measured by a command given to it.
 //
@@ -109,6 +110,7 @@ func run(ctx context.Context, out string, all bool, serverCost string) error {
 	rep := report{Time: time.Now().UTC().Truncate(time.Second), Machine: thisMachine(), LeftOut: []leftOut{}}
 	err := errors.Join(
 		measureClustering(ctx, &rep, all),
+		measureWindow(&rep),
 		measureProcessors(ctx, &rep),
 		measureServer(ctx, &rep, serverCost),
 	)

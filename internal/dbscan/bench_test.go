@@ -59,30 +59,34 @@ func BenchmarkCluster(b *testing.B) {
 	}
 }
 
-// BenchmarkWindow is one step of a second of a 60 s window at a steady rate.
+// BenchmarkWindow is one step of a second of a 60 s window at a steady rate,
+// and reading every label.
 func BenchmarkWindow(b *testing.B) {
-	for _, n := range []int{100, 1000, 10_000, 100_000} {
+	for _, n := range []int{1000, 10_000, 100_000, 1_000_000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
 			const span = 120 // scaled: 60 s of half a second
 			s := dbscantest.Make("W", n, 1)
 			w := dbscan.NewWindow(s.Dims, span, s.Eps, s.MinSamples)
-			byTime := make([][]float64, 0, n)
-			for p := range slices.Chunk(s.Points, s.Dims) {
-				byTime = append(byTime, p)
+			byTime := make([][3]float64, n)
+			for i := range byTime {
+				copy(byTime[i][:], s.Points[3*i:])
 			}
-			slices.SortFunc(byTime, func(p, q []float64) int { return cmp.Compare(p[0], q[0]) })
-			next, end := 0, 0.0
+			slices.SortFunc(byTime, func(p, q [3]float64) int { return cmp.Compare(p[0], q[0]) })
+			next, end, sum := 0, 0.0, int64(0)
 			step := func() {
 				end += 2
 				for ; ; next++ { // the same minute over and over
-					p := slices.Clone(byTime[next%n])
+					p := byTime[next%n]
 					if p[0] += float64(next / n * span); p[0] >= end {
 						break
 					}
-					require.NoError(b, w.Add(uint64(next), p))
+					require.NoError(b, w.Add(uint64(next), p[:]))
 				}
 				_, err := w.Step(end)
 				require.NoError(b, err)
+				for l := range w.Labels() {
+					sum += int64(l.Label)
+				}
 			}
 			for end < span {
 				step()

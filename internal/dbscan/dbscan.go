@@ -41,6 +41,8 @@ type Result struct {
 	Core []bool
 	// Clusters is the number of clusters.
 	Clusters int
+	// Approximate tells that the work budget was spent: see Cluster.
+	Approximate bool
 }
 
 // Cluster labels points, given row by row with dims coordinates each and
@@ -70,18 +72,38 @@ func Cluster(points []float64, dims int, eps float64, minSamples int) (Result, e
 	}
 
 	res := Result{Labels: make([]int32, n), Core: make([]bool, n)}
-	for i := range res.Labels {
-		res.Labels[i] = Noise
-	}
 	if n == 0 {
 		return res, nil
 	}
-	if g, ok := newGrid(points, dims, eps); ok {
-		g.cluster(minSamples, &res)
-	} else {
+	g, ok := gridOf(points, dims, eps, minSamples)
+	if !ok {
+		for i := range res.Labels {
+			res.Labels[i] = Noise
+		}
 		sweep(points, dims, eps, minSamples, &res)
+		return res, nil
 	}
+	g.refill(n)
+	g.cluster(&res)
 	return res, nil
+}
+
+// cluster labels all points of the grid into res.
+func (g *grid) cluster(res *Result) {
+	for i := range g.slabs {
+		g.findCores(i)
+	}
+	g.joinAll(func(int) bool { return true })
+	res.Clusters = g.number()
+	for i, s := range g.slabs {
+		g.findBorders(i, true)
+		labels, core := g.labelsOf(i)
+		for p, row := range s.row {
+			res.Labels[row], res.Core[row] = labels[p], core[p]
+		}
+		s.borders = nil
+		res.Approximate = res.Approximate || s.approximate
+	}
 }
 
 func checkParams(dims int, eps float64, minSamples int) error {

@@ -319,7 +319,7 @@ func TestDataTooWideForTheGridIsStillExact(t *testing.T) {
 		p[r.IntN(MaxDims)]++
 		points = append(points, p[:]...)
 	}
-	_, ok := newGrid(points, MaxDims, 1)
+	_, ok := gridOf(points, MaxDims, 1, 2)
 	require.False(t, ok, "the data does fit the grid")
 
 	got, err := Cluster(points, MaxDims, 1, 2)

@@ -1,6 +1,8 @@
 package spikesamplingprocessor
 
 import (
+	"time"
+
 	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/sampling"
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/ptrace"
@@ -13,6 +15,10 @@ import (
 // kernel.request spans.
 const (
 	attrClusterID      = "spike.cluster.id"
+	attrClusterStart   = "spike.cluster.start"
+	attrClusterEnd     = "spike.cluster.end"
+	attrClusterSize    = "spike.cluster.size"
+	attrIncidentID     = "spike.incident.id"
 	attrSpikeStage     = "spike.stage"
 	attrReason         = "spike.reason"
 	attrBaseline       = "spike.baseline"
@@ -118,10 +124,19 @@ func (p *spikeSampling) annotate(k *keptTrace, nodes []node) {
 		attrs.PutStr(attrBaselineState, k.top.verdict.State.String())
 		attrs.PutStr(attrRootCause, cause.Cause)
 		attrs.PutStr(attrRecommendation, cause.Recommendation)
-		if k.cluster != "" {
-			attrs.PutStr(attrClusterID, k.cluster)
+		if c := k.cluster; c != nil {
+			attrs.PutStr(attrClusterID, c.id)
+			attrs.PutStr(attrClusterStart, timestamp(c.start))
+			attrs.PutStr(attrClusterEnd, timestamp(c.end))
+			attrs.PutInt(attrClusterSize, int64(c.size))
+			attrs.PutStr(attrIncidentID, c.incident)
 		}
 	}
+}
+
+// timestamp writes ns since the epoch as RFC 3339 with milliseconds.
+func timestamp(ns int64) string {
+	return time.Unix(0, ns).UTC().Format("2006-01-02T15:04:05.000Z07:00")
 }
 
 // marked returns the indices of the spans that carry the decision: local roots

@@ -1,12 +1,20 @@
 package spikesamplingprocessor
 
 import (
+	"encoding/csv"
+	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/ebpfllm/ebpfllm/internal/dbscan"
+	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
 var lockKey = partitionKey{"svc", "chat", "lock"}
@@ -14,6 +22,18 @@ var lockKey = partitionKey{"svc", "chat", "lock"}
 func at(d time.Duration) int64 { return epoch.Add(d).UnixNano() }
 
 func testClusters() *clusters { return newClusters(defaultConfig().Clustering, at(0)) }
+
+// requireForgotten lets an hour pass, after which nothing must be left.
+func requireForgotten(t *testing.T, c *clusters) {
+	t.Helper()
+	for i := range closeAfter {
+		require.NoError(t, c.step(at(time.Hour+time.Duration(i)*time.Second)).err)
+	}
+	require.Empty(t, c.partitions)
+	require.Empty(t, c.order)
+	require.Empty(t, c.incidents)
+	require.Zero(t, c.points)
+}
 
 func TestSpikesCloseInTimeAndAlikeInSizeAreACluster(t *testing.T) {
 	other := partitionKey{"svc", "chat", "page_fault"}
@@ -24,33 +44,33 @@ func TestSpikesCloseInTimeAndAlikeInSizeAreACluster(t *testing.T) {
 	}{
 		{"close and alike", func(c *clusters) (pts []*point) {
 			for i := range 5 {
-				pts = append(pts, c.add(lockKey, at(time.Duration(i)*100*time.Millisecond), 10+float64(i)))
+				pts = append(pts, c.add(lockKey, features{at: at(time.Duration(i) * 100 * time.Millisecond), ratio: 10 + float64(i)}))
 			}
 			return pts
 		}, true},
 		{"too few", func(c *clusters) (pts []*point) {
 			for i := range 4 {
-				pts = append(pts, c.add(lockKey, at(time.Duration(i)*100*time.Millisecond), 10))
+				pts = append(pts, c.add(lockKey, features{at: at(time.Duration(i) * 100 * time.Millisecond), ratio: 10}))
 			}
 			return pts
 		}, false},
 		{"too far apart in time", func(c *clusters) (pts []*point) {
 			for i := range 5 {
-				pts = append(pts, c.add(lockKey, at(time.Duration(i)*time.Second), 10))
+				pts = append(pts, c.add(lockKey, features{at: at(time.Duration(i) * time.Second), ratio: 10}))
 			}
 			return pts
 		}, false},
 		{"too unlike in size", func(c *clusters) (pts []*point) {
 			ratio := 2.0
 			for range 5 {
-				pts = append(pts, c.add(lockKey, at(0), ratio))
+				pts = append(pts, c.add(lockKey, features{at: at(0), ratio: ratio}))
 				ratio *= 4
 			}
 			return pts
 		}, false},
 		{"of different stages", func(c *clusters) (pts []*point) {
 			for i := range 8 {
-				pts = append(pts, c.add([]partitionKey{lockKey, other}[i%2], at(0), 10))
+				pts = append(pts, c.add([]partitionKey{lockKey, other}[i%2], features{at: at(0), ratio: 10}))
 			}
 			return pts
 		}, false},
@@ -73,8 +93,8 @@ func TestAClusterKeepsItsIDWhileItLasts(t *testing.T) {
 	c := testClusters()
 	var ids []string
 	for i := range 300 { // 90 s, longer than the window
-		now := time.Duration(i) * 300 * time.Millisecond
-		pt := c.add(lockKey, at(now), 10)
+		now := 70*time.Second + time.Duration(i)*300*time.Millisecond
+		pt := c.add(lockKey, features{at: at(now), ratio: 10})
 		c.step(at(now))
 		if i > 10 {
 			require.NotNil(t, pt.cluster)
@@ -84,17 +104,15 @@ func TestAClusterKeepsItsIDWhileItLasts(t *testing.T) {
 	for _, id := range ids {
 		assert.Equal(t, ids[0], id)
 	}
-	c.step(at(10 * time.Minute))
-	assert.Empty(t, c.partitions, "forgotten with its last spike")
-	assert.Zero(t, c.points)
+	requireForgotten(t, c)
 }
 
 func TestAReleasedIDNeverChanges(t *testing.T) {
 	c := testClusters()
 	var early, late []*point
 	for i := range 6 {
-		early = append(early, c.add(lockKey, at(time.Duration(i)*100*time.Millisecond), 10))
-		late = append(late, c.add(lockKey, at(2*time.Second+time.Duration(i)*100*time.Millisecond), 10))
+		early = append(early, c.add(lockKey, features{at: at(time.Duration(i) * 100 * time.Millisecond), ratio: 10}))
+		late = append(late, c.add(lockKey, features{at: at(2*time.Second + time.Duration(i)*100*time.Millisecond), ratio: 10}))
 	}
 	c.step(at(3 * time.Second))
 	first, second := early[0].cluster, late[0].cluster
@@ -104,7 +122,7 @@ func TestAReleasedIDNeverChanges(t *testing.T) {
 	late[0].final = true // its trace was sent
 
 	for i := range 20 { // spikes between the two join them
-		c.add(lockKey, at(500*time.Millisecond+time.Duration(i)*80*time.Millisecond), 10)
+		c.add(lockKey, features{at: at(500*time.Millisecond + time.Duration(i)*80*time.Millisecond), ratio: 10})
 	}
 	res := c.step(at(3 * time.Second))
 	assert.Equal(t, 1, res.open)
@@ -125,20 +143,20 @@ func TestTheBackgroundRaisesMinSamples(t *testing.T) {
 	step := func(until time.Duration) {
 		for ; now < until; now += time.Second {
 			for range 1 + rng.IntN(3) { // two a second
-				c.add(lockKey, at(now+time.Duration(rng.IntN(1000))*time.Millisecond), 4+rng.Float64())
+				c.add(lockKey, features{at: at(now + time.Duration(rng.IntN(1000))*time.Millisecond), ratio: 4 + rng.Float64()})
 			}
 			c.step(at(now + time.Second))
 		}
 	}
 	step(70 * time.Second)
 	p := c.partitions[lockKey]
-	assert.Greater(t, c.minSamples(p, at(now)), cfg.MinSamples)
+	assert.Greater(t, c.minSamples(p), cfg.MinSamples)
 	before := c.seq
 	step(300 * time.Second)
 	assert.Equal(t, before, c.seq, "no new cluster in four minutes of background")
 	var burst []*point
 	for i := range 30 {
-		burst = append(burst, c.add(lockKey, at(now+time.Duration(i)*20*time.Millisecond), 4.5))
+		burst = append(burst, c.add(lockKey, features{at: at(now + time.Duration(i)*20*time.Millisecond), ratio: 4.5}))
 	}
 	step(now + 2*time.Second)
 	for _, pt := range burst {
@@ -149,9 +167,9 @@ func TestTheBackgroundRaisesMinSamples(t *testing.T) {
 func TestBeyondTheBoundSpikesAreLoneAndTheStepSaysSo(t *testing.T) {
 	c := testClusters()
 	for range maxPartition {
-		c.add(lockKey, at(0), 10)
+		c.add(lockKey, features{at: at(0), ratio: 10})
 	}
-	over := c.add(lockKey, at(0), 10)
+	over := c.add(lockKey, features{at: at(0), ratio: 10})
 	res := c.step(at(time.Second))
 	assert.Equal(t, 1, res.approximate)
 	assert.Nil(t, over.cluster)
@@ -162,7 +180,7 @@ func TestASpikeThatTheWindowHasNotReachedWaitsForIt(t *testing.T) {
 	c := testClusters()
 	var pts []*point
 	for range 5 {
-		pts = append(pts, c.add(lockKey, at(10*time.Second), 10))
+		pts = append(pts, c.add(lockKey, features{at: at(10 * time.Second), ratio: 10}))
 	}
 	require.NoError(t, c.step(at(time.Second)).err)
 	assert.Nil(t, pts[0].cluster)
@@ -171,18 +189,255 @@ func TestASpikeThatTheWindowHasNotReachedWaitsForIt(t *testing.T) {
 	for _, pt := range pts {
 		assert.NotNil(t, pt.cluster)
 	}
-	c.step(at(10 * time.Minute))
-	assert.Empty(t, c.partitions)
-	assert.Zero(t, c.points)
+	requireForgotten(t, c)
 }
 
 func TestASpikeOlderThanTheWindowIsLone(t *testing.T) {
 	c := testClusters()
-	c.add(lockKey, at(0), 10)
+	c.add(lockKey, features{at: at(0), ratio: 10})
 	c.step(at(10 * time.Minute))
-	pt := c.add(lockKey, at(0), 10)
+	pt := c.add(lockKey, features{at: at(0), ratio: 10})
 	res := c.step(at(11 * time.Minute))
 	require.NoError(t, res.err)
 	assert.Nil(t, pt.cluster)
 	assert.Zero(t, res.approximate)
+}
+
+// A cluster that falls apart goes on in its largest part, and the other part
+// is a new one.
+func TestTheLargestPartOfAClusterKeepsItsID(t *testing.T) {
+	c := testClusters()
+	put := func(n int, from, step time.Duration) (pts []*point) {
+		for i := range n {
+			pts = append(pts, c.add(lockKey, features{at: at(from + time.Duration(i)*step), ratio: 10}))
+		}
+		return pts
+	}
+	small := put(6, 70*time.Second, 20*time.Millisecond)
+	put(5, 70600*time.Millisecond, 10*time.Millisecond) // joins the two
+	large := put(12, 71200*time.Millisecond, 20*time.Millisecond)
+	c.step(at(72 * time.Second))
+	first := small[0].cluster
+	require.NotNil(t, first)
+	require.Equal(t, first, large[0].cluster)
+	assert.Equal(t, 23, first.size)
+	assert.Equal(t, at(70*time.Second), first.start)
+	assert.Equal(t, large[11].at, first.end)
+
+	p := c.partitions[lockKey]
+	labels := func(label func(i int) int32) (l []dbscan.Labelled) {
+		for i := range 23 {
+			x := dbscan.Labelled{ID: uint64(i + 1), Label: label(i)}
+			x.Core = x.Label != dbscan.Noise
+			l = append(l, x)
+		}
+		return l
+	}
+	ids, merged := p.identify(labels(func(i int) int32 {
+		switch {
+		case i < 6:
+			return 0
+		case i < 11:
+			return dbscan.Noise
+		default:
+			return 1
+		}
+	}), 2)
+	assert.Equal(t, []*cluster{nil, first}, ids)
+	assert.Zero(t, merged)
+}
+
+// Two clusters that become one go on as the one with more core points, even if
+// it is the younger, and that is said once.
+func TestTheLargerOfTwoClustersKeepsItsID(t *testing.T) {
+	c := testClusters()
+	var small, large []*point
+	for i := range 6 {
+		small = append(small, c.add(lockKey, features{at: at(70*time.Second + time.Duration(i)*10*time.Millisecond), ratio: 10}))
+	}
+	for i := range 9 {
+		large = append(large, c.add(lockKey, features{at: at(72*time.Second + time.Duration(i)*10*time.Millisecond), ratio: 10}))
+	}
+	c.step(at(73 * time.Second))
+	loser, winner := small[0].cluster, large[0].cluster
+	require.NotEqual(t, loser, winner)
+	for i := range 20 {
+		c.add(lockKey, features{at: at(70500*time.Millisecond + time.Duration(i)*80*time.Millisecond), ratio: 10})
+	}
+	res := c.step(at(74 * time.Second))
+	assert.Equal(t, 1, res.merged)
+	assert.Equal(t, winner, small[0].cluster)
+	assert.Equal(t, 35, winner.size)
+	assert.Zero(t, loser.size)
+	for i := range 4 {
+		res = c.step(at(time.Duration(75+i) * time.Second))
+		assert.Zero(t, res.merged, "said once")
+		assert.Empty(t, res.over, "not a cluster that ended")
+	}
+}
+
+// A cluster that is not found for a step or two, for instance because
+// min_samples rose, is the same when it is found again. After three it is over.
+func TestAClusterMayHideForAMoment(t *testing.T) {
+	for _, tt := range []struct {
+		hidden int
+		same   bool
+	}{{1, true}, {closeAfter - 1, true}, {closeAfter, false}} {
+		c := testClusters()
+		var pts []*point
+		for i := range 6 {
+			pts = append(pts, c.add(lockKey, features{at: at(70*time.Second + time.Duration(i)*10*time.Millisecond), ratio: 10}))
+		}
+		now := 71 * time.Second
+		step := func() stepResult {
+			now += time.Second
+			return c.step(at(now))
+		}
+		step()
+		first := pts[0].cluster
+		require.NotNil(t, first)
+		c.cfg.MinSamples = 50
+		over := 0
+		for range tt.hidden {
+			res := step()
+			require.Zero(t, res.open)
+			over += len(res.over)
+		}
+		assert.Equal(t, !tt.same, over == 1)
+		c.cfg.MinSamples = 5
+		require.Equal(t, 1, step().open)
+		assert.Equal(t, tt.same, pts[0].cluster == first)
+	}
+}
+
+// Clusters of different services and stages at one time are one incident; one
+// that begins after a pause of more than eps is another.
+func TestClustersAtOneTimeAreOneIncident(t *testing.T) {
+	c := testClusters()
+	burst := func(key partitionKey, from time.Duration) *point {
+		var pt *point
+		for i := range 6 {
+			pt = c.add(key, features{at: at(from + time.Duration(i)*100*time.Millisecond), ratio: 10})
+		}
+		return pt
+	}
+	a := burst(partitionKey{"api", "chat", "lock"}, 70*time.Second)
+	b := burst(partitionKey{"engine", "chat", "page_fault"}, 70200*time.Millisecond)
+	d := burst(partitionKey{"engine", "embed", "lock"}, 71400*time.Millisecond) // 0.7 s after b's last
+	e := burst(partitionKey{"api", "embed", "lock"}, 73*time.Second)            // 1.1 s after d's last
+	c.step(at(74 * time.Second))
+	for _, pt := range []*point{a, b, d, e} {
+		require.NotNil(t, pt.cluster)
+	}
+	assert.Equal(t, a.cluster.incident, b.cluster.incident)
+	assert.Equal(t, a.cluster.incident, d.cluster.incident)
+	assert.NotEqual(t, a.cluster.incident.id, e.cluster.incident.id)
+	assert.NotEqual(t, a.cluster.id, b.cluster.id)
+	assert.Equal(t, a.cluster.id, a.cluster.incident.id, "named by its first cluster")
+
+	// What comes between the two shows that they were one; ids stay.
+	f := burst(partitionKey{"api", "chat", "run_queue"}, 72200*time.Millisecond)
+	res := c.step(at(75 * time.Second))
+	assert.Equal(t, 1, res.incidents)
+	assert.Equal(t, a.cluster.incident, f.cluster.incident)
+	assert.NotEqual(t, a.cluster.incident.id, e.cluster.incident.id)
+	assert.Zero(t, c.step(at(76*time.Second)).incidents, "said once")
+	requireForgotten(t, c)
+}
+
+// With the classical axes, scales, eps and min_samples the answer is that of
+// DBSCAN on those coordinates, to the letter.
+func TestClassicalParametersAreExact(t *testing.T) {
+	axis := func(name string, scale float64) AxisConfig { return AxisConfig{Name: name, Scale: scale} }
+	for _, tt := range []struct {
+		name    string
+		columns []string
+		change  func(*ClusteringConfig)
+	}{
+		{"o5_spikes3d", []string{axisTime, axisStage, axisLatency}, func(c *ClusteringConfig) {
+			c.Axes = []AxisConfig{axis(axisTime, 0.5), axis(axisStage, 2), axis(axisLatency, 10)}
+			c.Eps, c.MinSamples = 0.8, 5
+		}},
+		{"o6_requests2d", []string{axisLatency, axisHops}, func(c *ClusteringConfig) {
+			c.Axes = []AxisConfig{axis(axisLatency, 1), axis(axisHops, 1)}
+			c.Eps, c.MinSamples = 42.5, 87
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := defaultConfig()
+			cfg.Clustering.Window, cfg.Clustering.PoissonBound = time.Hour, false
+			tt.change(&cfg.Clustering)
+			require.NoError(t, cfg.Validate())
+			c := newClusters(cfg.Clustering, at(0))
+			dir := filepath.Join("..", "..", "internal", "dbscan", "testdata", "open")
+			rows, labels := readRows(t, filepath.Join(dir, tt.name+".csv")), readRows(t, filepath.Join(dir, tt.name+".labels.csv"))
+			require.Len(t, labels, len(rows))
+			for _, row := range rows {
+				f := features{at: at(0), ratio: 1}
+				for k, column := range tt.columns {
+					switch column {
+					case axisTime:
+						f.at = at(time.Duration(math.Round(row[k] * 1e9)))
+					case axisStage:
+						f.stage = stage.Stage(row[k])
+					case axisLatency:
+						f.seconds = row[k] / 1e3
+					case axisHops:
+						f.hops = int(row[k])
+					}
+				}
+				c.add(lockKey, f)
+			}
+			res := c.step(at(time.Hour - time.Minute))
+			require.NoError(t, res.err)
+			require.Zero(t, res.approximate)
+			p := c.partitions[lockKey]
+			require.Len(t, p.labels, len(rows), "all are clustered")
+			for _, l := range p.labels {
+				want := labels[l.ID-1]
+				require.Equal(t, want, []float64{float64(l.Label), map[bool]float64{true: 1}[l.Core]}, "row %d", l.ID)
+			}
+		})
+	}
+}
+
+// readRows reads the numbers of a file with a header.
+func readRows(t *testing.T, file string) (rows [][]float64) {
+	t.Helper()
+	f, err := os.Open(file)
+	require.NoError(t, err)
+	defer f.Close()
+	records, err := csv.NewReader(f).ReadAll()
+	require.NoError(t, err)
+	for _, rec := range records[1:] {
+		var row []float64
+		for _, s := range rec {
+			x, err := strconv.ParseFloat(s, 64)
+			require.NoError(t, err)
+			row = append(row, x)
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+func TestStagesAreNeighboursOnlyWhereTheyAreAnAxis(t *testing.T) {
+	for _, byStage := range []bool{false, true} {
+		cfg := defaultConfig().Clustering
+		if byStage {
+			cfg.Axes = append(cfg.Axes, AxisConfig{Name: axisStage, Scale: 100})
+		}
+		c := newClusters(cfg, at(0))
+		lock, fault := exclusive[stage.Lock], exclusive[stage.PageFault]
+		var pts []*point
+		for i := range 8 {
+			kind := []*seriesKind{lock, fault}[i%2]
+			pts = append(pts, c.add(c.partitionOf("svc", "chat", kind), features{at: at(0), ratio: 10, stage: kind.stage}))
+		}
+		c.step(at(time.Second))
+		assert.Equal(t, byStage, pts[0].cluster != nil)
+	}
+	c := newClusters(ClusteringConfig{Axes: []AxisConfig{{Name: axisStage, Scale: 1}}}, 0)
+	assert.NotEqual(t, c.partitionOf("s", "o", exclusive[stage.SendBuffer]), c.partitionOf("s", "o", plain[stage.SendBuffer]), "a socket total is not a stage")
+	assert.NotEqual(t, c.partitionOf("s", "o", exclusive[stage.Lock]), c.partitionOf("s", "o", spanSeries))
 }

@@ -8,6 +8,8 @@ import (
 
 	"go.opentelemetry.io/collector/confmap"
 	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/ebpfllm/ebpfllm/internal/dbscan"
 )
 
 // Config configures the processor. Names are those of the tail_sampling
@@ -64,15 +66,30 @@ type BaselineConfig struct {
 	_ struct{}
 }
 
-// ClusteringConfig sets when spikes belong together. Distances are in units of
-// a second and of a factor of four above the baseline.
+// ClusteringConfig sets when spikes belong together.
 type ClusteringConfig struct {
-	Window     time.Duration `mapstructure:"window"`
-	Stride     time.Duration `mapstructure:"stride"`
-	Eps        float64       `mapstructure:"eps"`
-	MinSamples int           `mapstructure:"min_samples"`
+	Window time.Duration `mapstructure:"window"`
+	Stride time.Duration `mapstructure:"stride"`
+	// Axes are what spikes are compared by.
+	Axes []AxisConfig `mapstructure:"axes"`
+	// Eps is how near neighbours are, in units of the axes' scales.
+	Eps        float64 `mapstructure:"eps"`
+	MinSamples int     `mapstructure:"min_samples"`
+	// PoissonBound raises MinSamples to what lone spikes do not reach by accident.
+	PoissonBound bool `mapstructure:"poisson_bound"`
 	// ClusterWait is how long a spike is held so that its neighbours can come.
 	ClusterWait time.Duration `mapstructure:"cluster_wait"`
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+// AxisConfig is one axis of clustering.
+type AxisConfig struct {
+	// Name is time, ratio, latency, stage or hops.
+	Name string `mapstructure:"name"`
+	// Scale is the difference that counts as 1: in seconds for time, powers of
+	// two for ratio, milliseconds for latency, numbers for stage and hops.
+	Scale float64 `mapstructure:"scale"`
 	// prevent unkeyed literal initialization
 	_ struct{}
 }
@@ -147,7 +164,9 @@ func defaultConfig() *Config {
 			MinExcess: 5 * time.Millisecond, FallbackThreshold: time.Second, MaxSeries: 10_000,
 		},
 		Clustering: ClusteringConfig{
-			Window: time.Minute, Stride: time.Second, Eps: 0.8, MinSamples: 5, ClusterWait: 2 * time.Second,
+			Window: time.Minute, Stride: time.Second,
+			Axes: []AxisConfig{{Name: axisTime, Scale: 1}, {Name: axisRatio, Scale: 2}},
+			Eps:  0.8, MinSamples: 5, PoissonBound: true, ClusterWait: 2 * time.Second,
 		},
 		Policies: []PolicyConfig{{Name: "spikes", Type: Spike, Spike: &spike}},
 	}
@@ -189,10 +208,11 @@ func (c *Config) Validate() error {
 	bad(cl.Stride <= cl.Window, "clustering::stride", cl.Stride, fmt.Sprintf("set at most clustering::window (%v)", cl.Window))
 	bad(cl.Window <= time.Hour, "clustering::window", cl.Window, "set at most 1h")
 	bad(cl.Eps > 0 && cl.Eps <= 100, "clustering::eps", cl.Eps, "set a number above 0 and at most 100, such as 0.8")
+	errs = append(errs, cl.validateAxes())
 	bad(cl.MinSamples >= 2, "clustering::min_samples", cl.MinSamples, "set at least 2; lone spikes are kept by the spike policy's keep_lone")
 	if need := clusterWaitFor(cl); cl.Eps > 0 && cl.Eps <= 100 {
 		bad(cl.ClusterWait >= need, "clustering::cluster_wait", cl.ClusterWait,
-			fmt.Sprintf("set at least %v (eps in seconds plus a stride), or a spike is decided before its neighbours can come", need))
+			fmt.Sprintf("set at least %v (eps in time plus a stride), or a spike is decided before its neighbours can come", need))
 		bad(cl.ClusterWait <= cl.Window/2, "clustering::cluster_wait", cl.ClusterWait, fmt.Sprintf("set at most half of clustering::window (%v)", cl.Window/2))
 	}
 
@@ -217,8 +237,44 @@ func (c *Config) Validate() error {
 // had a stride's time to arrive. The clustering step comes right before the
 // decision, so no further stride is lost.
 func clusterWaitFor(c ClusteringConfig) time.Duration {
-	return time.Duration(c.Eps*timeScale*float64(time.Second)) + c.Stride
+	return c.timeReach() + c.Stride
 }
+
+func (c *ClusteringConfig) validateAxes() error {
+	var errs []error
+	if n := len(c.Axes); n < 1 || n > dbscan.MaxDims {
+		errs = append(errs, fmt.Errorf("clustering::axes has %d axes: list 1 to %d, or leave it out for time and ratio", n, dbscan.MaxDims))
+	}
+	names := map[string]bool{}
+	for i, x := range c.Axes {
+		switch x.Name {
+		case axisTime, axisRatio, axisLatency, axisStage, axisHops:
+		default:
+			errs = append(errs, fmt.Errorf("clustering::axes[%d]::name is %q: use time, ratio, latency, stage or hops", i, x.Name))
+		}
+		if names[x.Name] {
+			errs = append(errs, fmt.Errorf("clustering::axes[%d]::name is %q for the second time: list each axis once", i, x.Name))
+		}
+		names[x.Name] = true
+		if !(x.Scale >= minScale && x.Scale <= maxScale) { // NaN too
+			errs = append(errs, fmt.Errorf("clustering::axes[%d]::scale (%s) is %v: set what counts as 1, between %g and %g", i, x.Name, x.Scale, minScale, maxScale))
+		}
+	}
+	switch n := len(c.Axes); {
+	case names[axisTime]:
+	case n == dbscan.MaxDims:
+		errs = append(errs, fmt.Errorf("clustering::axes has %d axes without time: list at most %d", n, dbscan.MaxDims-1))
+	case c.PoissonBound:
+		errs = append(errs, errors.New("clustering::poisson_bound is true without an axis time: set it to false, or add the axis; the background is known as a rate"))
+	}
+	return errors.Join(errs...)
+}
+
+// The range of a scale: no coordinate overflows.
+const (
+	minScale = 1e-6
+	maxScale = 1e9
+)
 
 func (p *PolicyConfig) validate() error {
 	var errs []error

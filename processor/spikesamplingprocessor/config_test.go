@@ -1,6 +1,7 @@
 package spikesamplingprocessor
 
 import (
+	"math"
 	"path/filepath"
 	"testing"
 	"time"
@@ -33,7 +34,8 @@ func TestLoadConfig(t *testing.T) {
 				MinExcess: 10 * time.Millisecond, FallbackThreshold: 2 * time.Second, MaxSeries: 5000,
 			},
 			Clustering: ClusteringConfig{
-				Window: 30 * time.Second, Stride: 500 * time.Millisecond, Eps: 0.5, MinSamples: 4, ClusterWait: 3 * time.Second,
+				Window: 30 * time.Second, Stride: 500 * time.Millisecond, Axes: []AxisConfig{{Name: axisTime, Scale: 0.5}, {Name: axisStage, Scale: 2}, {Name: axisLatency, Scale: 10}},
+				Eps: 0.5, MinSamples: 4, ClusterWait: 3 * time.Second,
 			},
 			Policies: []PolicyConfig{
 				{Name: "incidents", Type: Spike, Spike: &SpikeConfig{KeepLone: false, MaxTracesPerCluster: 10}},
@@ -93,6 +95,13 @@ func TestValidateNamesTheKeyAndTheRemedy(t *testing.T) {
 		{"stride over the window", func(c *Config) { c.Clustering.Stride = time.Hour }, "clustering::stride is 1h0m0s: set at most clustering::window (1m0s)"},
 		{"long window", func(c *Config) { c.Clustering.Window = 2 * time.Hour }, "clustering::window is 2h0m0s: set at most 1h"},
 		{"no eps", func(c *Config) { c.Clustering.Eps = 0 }, "clustering::eps is 0: set a number above 0"},
+		{"no axes", func(c *Config) { c.Clustering.Axes = []AxisConfig{} }, "clustering::axes has 0 axes: list 1 to 4"},
+		{"unknown axis", func(c *Config) { c.Clustering.Axes[1].Name = "size" }, `clustering::axes[1]::name is "size": use time, ratio`},
+		{"an axis twice", func(c *Config) { c.Clustering.Axes[1].Name = "time" }, `clustering::axes[1]::name is "time" for the second time`},
+		{"zero scale", func(c *Config) { c.Clustering.Axes[1].Scale = 0 }, "clustering::axes[1]::scale (ratio) is 0: set what counts as 1"},
+		{"scale that is no number", func(c *Config) { c.Clustering.Axes[0].Scale = math.NaN() }, "clustering::axes[0]::scale (time) is NaN"},
+		{"infinite scale", func(c *Config) { c.Clustering.Axes[0].Scale = math.Inf(1) }, "clustering::axes[0]::scale (time) is +Inf"},
+		{"a rate without time", func(c *Config) { c.Clustering.Axes = c.Clustering.Axes[1:] }, "clustering::poisson_bound is true without an axis time: set it to false"},
 		{"clusters of one", func(c *Config) { c.Clustering.MinSamples = 1 }, "clustering::min_samples is 1: set at least 2; lone spikes are kept by"},
 		{"impatient", func(c *Config) { c.Clustering.ClusterWait = time.Second }, "clustering::cluster_wait is 1s: set at least 1.8s"},
 		{"too patient", func(c *Config) { c.Clustering.ClusterWait = time.Minute }, "clustering::cluster_wait is 1m0s: set at most half of clustering::window (30s)"},

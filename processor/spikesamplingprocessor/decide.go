@@ -100,10 +100,17 @@ func (d *decision) policyName() string {
 type keptTrace struct {
 	decision
 	records []record
-	bytes   int    // charged to the buffer until it is sent
-	late    bool   // spans that came after their trace's decision
-	top     *spike // nil if nothing stood out
-	cluster string // id, "" for a lone spike
+	bytes   int          // charged to the buffer until it is sent
+	late    bool         // spans that came after their trace's decision
+	top     *spike       // nil if nothing stood out
+	cluster *clusterMark // nil for a lone spike
+}
+
+// clusterMark is what a kept trace says of its cluster, as known at its decision.
+type clusterMark struct {
+	id, incident string
+	start, end   int64 // ns since the epoch
+	size         int   // spikes
 }
 
 // decide takes the trace out of the buffer and decides about it, once.
@@ -149,8 +156,9 @@ func (p *spikeSampling) decide(tr *trace, early string, now int64) {
 	}
 	k := &keptTrace{decision: d, records: tr.records, bytes: tr.bytes, top: top}
 	if top != nil && top.point.cluster != nil {
-		k.cluster = top.point.cluster.id
-		top.point.cluster.kept++
+		cl := top.point.cluster
+		cl.kept++
+		k.cluster = &clusterMark{id: cl.id, incident: cl.incident.id, start: cl.start, end: cl.end, size: cl.size}
 	}
 	p.enqueue(k)
 }

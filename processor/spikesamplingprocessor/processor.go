@@ -353,7 +353,17 @@ func (p *spikeSampling) step(now int64) {
 		p.logger.Error("A clustering step failed; its spikes count as lone", zap.Error(res.err))
 	}
 	if res.merged > 0 {
-		p.logger.Info("Clusters with traces already sent turned out to be one with an older cluster", zap.Int("clusters", res.merged))
+		p.logger.Info("Clusters turned out to be one with another; what was sent keeps its spike.cluster.id", zap.Int("clusters", res.merged))
+	}
+	if res.incidents > 0 {
+		p.logger.Info("Incidents turned out to be one with an older one; what was sent keeps its spike.incident.id", zap.Int("incidents", res.incidents))
+	}
+	for _, cl := range res.over {
+		p.logger.Info("A cluster of spikes has left the window",
+			zap.String(attrClusterID, cl.id), zap.String(attrIncidentID, cl.incident.id),
+			zap.String("service.name", cl.key.service), zap.String("operation", cl.key.operation), zap.String("stage", cl.key.series),
+			zap.String(attrClusterStart, timestamp(cl.start)), zap.String(attrClusterEnd, timestamp(cl.end)),
+			zap.Int(attrClusterSize, cl.size), zap.Int("traces_kept", cl.kept))
 	}
 	for _, c := range p.baseline.Step(time.Unix(0, now)) {
 		p.logger.Info("The level of a stage has changed for good; its baseline was taken over from the recent spikes",

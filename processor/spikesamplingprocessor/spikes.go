@@ -146,11 +146,22 @@ func (p *spikeSampling) judge(sr *baseline.Series, tr *trace, s spike, at, now i
 		at = now // a skewed clock, or too late to be a neighbour: go by arrival
 	}
 	base := max(s.verdict.Baseline, p.cfg.Baseline.MinExcess.Seconds(), minRatioBase)
-	s.point = p.clusters.add(partitionKey{s.service, s.operation, s.kind.name}, at, s.seconds/base)
+	s.point = p.clusters.add(p.clusters.partitionOf(s.service, s.operation, s.kind), features{
+		at: at, ratio: s.seconds / base, seconds: s.seconds, stage: s.kind.stage, hops: tr.services(),
+	})
 	s.holdUntil = now + p.cfg.Clustering.ClusterWait.Nanoseconds()
 	held := s // s itself stays off the heap: most values are no spikes
 	tr.spikes = append(tr.spikes, &held)
 	p.buffer.charge(tr, spikeOverhead)
+}
+
+// services is the number of services of which the trace holds spans, at least 1.
+func (tr *trace) services() int {
+	names := map[string]bool{}
+	for i := range tr.records {
+		names[tr.records[i].scope.resource.service] = true
+	}
+	return max(1, len(names))
 }
 
 // minRatioBase keeps the ratio finite where the baseline and min_excess are
