@@ -59,7 +59,8 @@ run: build ## run the distribution with examples/quickstart/config.yaml
 bench: ## measure; writes out/bench.json
 	@mkdir -p out
 	go build -o out/servercost ./internal/servercost
-	cd internal/bench && go run . -out ../../out/bench.json -server-cost ../../out/servercost
+	cd internal/bench && go build -o ../../out/clusteronce ./clusteronce
+	cd internal/bench && go run . -out ../../out/bench.json -cluster-once ../../out/clusteronce -server-cost ../../out/servercost
 
 lint: ## run golangci-lint
 	@for m in $(MODULES); do (cd $$m && go tool -modfile=$(CURDIR)/internal/tools/lint/go.mod golangci-lint run ./...) || failed=1; done; [ -z "$$failed" ]

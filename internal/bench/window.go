@@ -58,7 +58,7 @@ func measureWindow(rep *report) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		ours = append(ours, float64((cpuTime() - start).Microseconds())/1e3)
+		ours = append(ours, float64((cpuTime()-start).Microseconds())/1e3)
 
 		start = cpuTime()
 		inClusters := 0
@@ -67,7 +67,7 @@ func measureWindow(rep *report) error {
 				inClusters++
 			}
 		}
-		reading = append(reading, float64((cpuTime() - start).Microseconds())/1e3)
+		reading = append(reading, float64((cpuTime()-start).Microseconds())/1e3)
 		if inClusters != snap.Points-snap.Noise {
 			return fmt.Errorf("%s: the labels tell of %d points in clusters, the step of %d", name, inClusters, snap.Points-snap.Noise)
 		}
@@ -87,7 +87,7 @@ func measureWindow(rep *report) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		full = append(full, float64((cpuTime() - start).Microseconds())/1e3)
+		full = append(full, float64((cpuTime()-start).Microseconds())/1e3)
 		for l := range w.Labels() {
 			if j := int(l.ID) - first; l.Label != res.Labels[j] || l.Core != res.Core[j] {
 				return fmt.Errorf("%s: point %d is (%d, %v) but (%d, %v) in a full run", name, l.ID, l.Label, l.Core, res.Labels[j], res.Core[j])

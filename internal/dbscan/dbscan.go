@@ -90,11 +90,13 @@ func Cluster(points []float64, dims int, eps float64, minSamples int) (Result, e
 
 // cluster labels all points of the grid into res.
 func (g *grid) cluster(res *Result) {
+	g.startWalks()
 	for i := range g.slabs {
 		g.findCores(i)
 	}
 	g.joinAll(func(int) bool { return true })
 	res.Clusters = g.number()
+	g.startWalks()
 	for i, s := range g.slabs {
 		g.findBorders(i, true)
 		labels, core := g.labelsOf(i)

@@ -205,6 +205,7 @@ func (s *slabs) label(minSamples int) Snapshot {
 		mark(cores, at-r, at+r)
 	}
 	s.changed = s.changed[:0]
+	g.startWalks()
 	for i, again := range cores {
 		if again {
 			at := g.slabs[i].at
@@ -216,6 +217,7 @@ func (s *slabs) label(minSamples int) Snapshot {
 	}
 	g.joinAll(func(i int) bool { return joins[i] })
 	snap := Snapshot{Points: s.n, Clusters: g.number()}
+	g.startWalks()
 	for i, b := range g.slabs {
 		if borders[i] {
 			g.findBorders(i, false)
