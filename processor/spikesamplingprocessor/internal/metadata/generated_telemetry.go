@@ -72,7 +72,7 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	var err, errs error
 	builder.ProcessorSpikeSamplingApproximateSteps, err = builder.meter.Int64Counter(
 		"otelcol_processor_spike_sampling_approximate_steps",
-		metric.WithDescription("Steps in which a partition had more exceedances than are clustered; those beyond the bound count as lone. [Development]"),
+		metric.WithDescription("Steps of a partition that had more exceedances than are clustered (those beyond the bound count as lone), or for which clustering exactly would have taken too long (close clusters may have come together). [Development]"),
 		metric.WithUnit("{steps}"),
 	)
 	errs = errors.Join(errs, err)

@@ -24,7 +24,7 @@ func NewSettings(tt *componenttest.Telemetry) processor.Settings {
 func AssertEqualProcessorSpikeSamplingApproximateSteps(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_processor_spike_sampling_approximate_steps",
-		Description: "Steps in which a partition had more exceedances than are clustered; those beyond the bound count as lone. [Development]",
+		Description: "Steps of a partition that had more exceedances than are clustered (those beyond the bound count as lone), or for which clustering exactly would have taken too long (close clusters may have come together). [Development]",
 		Unit:        "{steps}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,
