@@ -259,7 +259,7 @@ func (c *clusters) count(p *partition, now int64) {
 	counts := map[int64]int{}
 	for _, pt := range p.points {
 		i := (pt.at - c.axes.epoch) / slice
-		if pt.cluster == nil || !warm(i) {
+		if pt.cluster == nil || !warm(i) && pt.cluster.end-pt.cluster.start > slice {
 			counts[i]++
 		}
 	}
