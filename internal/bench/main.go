@@ -104,6 +104,7 @@ func run(ctx context.Context, out, clusterOnce string, all bool, serverCost stri
 	rep := report{Time: time.Now().UTC().Truncate(time.Second), Machine: thisMachine(), LeftOut: []leftOut{}}
 	err := errors.Join(
 		measureClustering(ctx, &rep, clusterOnce, all),
+		measureAgreement(ctx, &rep),
 		measureWindow(&rep),
 		measureProcessors(ctx, &rep),
 		measureServer(ctx, &rep, serverCost),
