@@ -25,15 +25,18 @@ type slabs struct {
 	began   bool
 	shift   [MaxDims]uint
 	half    uint64 // the coordinate of begin on axes other than time
-	changed []int64
-	stale   bool // no step since the slabs were made
-	spare   []*slab
+	changed []int64 // coordinates of the slabs whose points came or went since the last step
+	stale   bool    // no step since the slabs were made
+	spare   []*slab // empty
 
 	// Scratch of arrange.
 	keys  []uint64
 	place []int32
 	old   slab
 }
+
+// maxSpare is the number of empty slabs kept for their memory.
+const maxSpare = 16
 
 // farthest is how many cells from where counting begins a cell may be: no more
 // than leave the cells' side nearly eps/√d.
@@ -161,8 +164,10 @@ func (s *slabs) expire(start float64) {
 			break
 		}
 		gone++
-		b.setCells(nil)
-		s.spare = append(s.spare, b)
+		if len(s.spare) < maxSpare {
+			b.setCells(nil)
+			s.spare = append(s.spare, b)
+		}
 	}
 	s.grid.slabs = slices.Delete(s.grid.slabs, 0, gone)
 }
