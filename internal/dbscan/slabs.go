@@ -24,7 +24,7 @@ type slabs struct {
 	begin   point // where cells are counted from
 	began   bool
 	shift   [MaxDims]uint
-	half    uint64 // the coordinate of begin on axes other than time
+	half    uint64  // the coordinate of begin on axes other than time
 	changed []int64 // coordinates of the slabs whose points came or went since the last step
 	stale   bool    // no step since the slabs were made
 	spare   []*slab // empty
