@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/ebpfllm/ebpfllm/internal/dbscan"
 )
 
 // steady adds perSecond spikes a second and steps, until the given time.
@@ -86,4 +88,25 @@ func TestAnIncidentAmongTheFirstSlicesDoesNotLastInTheMean(t *testing.T) {
 		b.put(0)
 	}
 	assert.True(t, b.idle())
+}
+
+// min_samples rises with the background at once and falls when it was lower for
+// a window, so that one that wavers does not hide and show clusters by turns.
+func TestMinSamplesFallsLate(t *testing.T) {
+	c := testClusters()
+	steady(t, c, 0, 2*time.Minute, 4)
+	p := c.partitions[lockKey]
+	high := c.minSamples(p)
+	require.Greater(t, high, 15)
+	lowered := time.Duration(0)
+	for now := 2 * time.Minute; lowered == 0 && now < 20*time.Minute; now += time.Second {
+		c.add(lockKey, features{at: at(now), ratio: 4}) // one a second instead of four
+		c.step(at(now + time.Second))
+		bound := dbscan.PoissonMinSamples(p.background.perSlice() / 10 * 1.6)
+		require.GreaterOrEqual(t, c.minSamples(p), bound, "never below the bound")
+		if c.minSamples(p) < high {
+			lowered = now
+		}
+	}
+	assert.Greater(t, lowered, 3*time.Minute)
 }
