@@ -458,3 +458,18 @@ func TestStagesAreNeighboursOnlyWhereTheyAreAnAxis(t *testing.T) {
 	assert.NotEqual(t, c.partitionOf("s", "o", exclusive[stage.SendBuffer]), c.partitionOf("s", "o", plain[stage.SendBuffer]), "a socket total is not a stage")
 	assert.NotEqual(t, c.partitionOf("s", "o", exclusive[stage.Lock]), c.partitionOf("s", "o", spanSeries))
 }
+
+func TestHopsAreTheServicesThatHaveCome(t *testing.T) {
+	h := newHarness(t, func(c *Config) {
+		c.Clustering.Axes = []AxisConfig{{Name: axisTime, Scale: 1}, {Name: axisHops, Scale: 1}}
+	})
+	spans := []span{{id: 1, name: "a", kind: server, to: 2 * time.Second}}
+	h.send(makeTraces(1, app("front", spans...)))
+	spans[0].id = 2
+	h.send(makeTraces(1, app("front", spans...), app("engine", span{id: 3, parent: 2, name: "b", to: 2 * time.Second})))
+	var hops []int
+	for _, s := range h.p.buffer.first.spikes {
+		hops = append(hops, s.point.hops)
+	}
+	assert.Equal(t, []int{1, 2, 2}, hops)
+}
