@@ -59,7 +59,9 @@ run: build ## run the distribution with examples/quickstart/config.yaml
 bench: ## measure; writes out/bench.json
 	@mkdir -p out
 	go build -o out/servercost ./internal/servercost
-	cd internal/bench && go run . -out ../../out/bench.json -server-cost '../../out/servercost -out - -configs echo_all,echo_tcp -rounds 20'
+	cd internal/bench && go build -o ../../out/clusteronce ./clusteronce
+	cd internal/bench && go run . -out ../../out/bench.json -cluster-once ../../out/clusteronce \
+		-server-cost '../../out/servercost -out - -configs echo_all,echo_tcp -rounds 20'
 
 # e.g. make bench-overhead OVERHEADFLAGS='-configs bystander -rounds 80'
 bench-overhead: ## measure what being watched costs a server and its neighbours; writes out/overhead.json (as root, on an idle machine; needs gcc, npm)

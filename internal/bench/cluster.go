@@ -9,30 +9,29 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"strconv"
 	"strings"
 
-	"github.com/ebpfllm/ebpfllm/internal/dbscan"
 	"github.com/ebpfllm/ebpfllm/internal/dbscan/dbscantest"
 )
 
-// Both implementations run in a process of their own that reads the same file
-// of points, prints a clusterRun and writes its labels:
-//
-//	COMMAND POINTS DIMS EPS MIN_SAMPLES RUNS LABELS
-//
-// POINTS holds float64 and LABELS one int32 for each point and then one byte
-// for its core flag, little-endian.
+// clusterRun is what a process of either implementation prints; see clusteronce.
 type clusterRun struct {
 	CPUSeconds  []float64 `json:"cpu_seconds"`
 	MemoryBytes float64   `json:"memory_bytes"` // peak of the first run, above what the data itself takes
+	PeakBytes   float64   `json:"peak_bytes"`   // the same, of the whole process
+}
+
+// both takes another run of the same into account.
+func (r clusterRun) both(o clusterRun) clusterRun {
+	return clusterRun{
+		CPUSeconds:  append(r.CPUSeconds, o.CPUSeconds...),
+		MemoryBytes: max(r.MemoryBytes, o.MemoryBytes), PeakBytes: max(r.PeakBytes, o.PeakBytes),
+	}
 }
 
 // python is Debian's interpreter, for which its python3-sklearn is installed.
@@ -41,13 +40,12 @@ const python = "/usr/bin/python3"
 //go:embed sklearn_dbscan.py
 var sklearnScript string
 
-// clusterCommand is the argument that makes this program a clusterRun of ours.
-const clusterCommand = "cluster-once"
-
-func measureClustering(ctx context.Context, rep *report, all bool) error {
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("clustering: %w", err)
+// measureClustering runs the command once, which is clusteronce, beside
+// scikit-learn.
+func measureClustering(ctx context.Context, rep *report, once string, all bool) error {
+	if once == "" {
+		rep.LeftOut = append(rep.LeftOut, leftOut{"dbscan", "no command given with -cluster-once"})
+		return nil
 	}
 	dir, err := os.MkdirTemp("", "ebpfllm-bench-")
 	if err != nil {
@@ -82,40 +80,56 @@ func measureClustering(ctx context.Context, rep *report, all bool) error {
 			}
 		}
 		ourLabels, theirLabels := filepath.Join(dir, "ours"), filepath.Join(dir, "theirs")
-		ours, err := runCluster(exec.CommandContext(ctx, self, append([]string{clusterCommand}, args(5, ourLabels)...)...))
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		cpu := row{Name: name, Subject: "ebpfllm", Value: median(ours.CPUSeconds), Unit: "CPU s"}
-		mem := row{Name: name + ", memory", Subject: "ebpfllm", Value: ours.MemoryBytes / (1 << 20), Unit: "MiB"}
-
 		reason := noSklearn
 		if reason == "" && c.large && !all {
 			reason = "takes minutes and 10 GB of memory; -all runs it"
 		}
-		if reason != "" {
-			rep.Rows = append(rep.Rows, cpu, mem)
-			rep.LeftOut = append(rep.LeftOut, leftOut{name + " by scikit-learn", reason})
-			continue
-		}
-		runs := 3
+		rounds := 5 // of each in turn, so that what else the machine does hits both
 		if c.large {
-			runs = 1
+			rounds = 1
 		}
-		theirs, err := runCluster(exec.CommandContext(ctx, python, append([]string{"-c", sklearnScript}, args(runs, theirLabels)...)...))
-		if err != nil {
-			return fmt.Errorf("%s scikit-learn: %w", name, err)
+		var ours, theirs clusterRun
+		for range rounds {
+			run, err := runCluster(exec.CommandContext(ctx, once, args(3, ourLabels)...))
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			ours = ours.both(run)
+			if reason != "" {
+				continue
+			}
+			run, err = runCluster(exec.CommandContext(ctx, python, append([]string{"-c", sklearnScript}, args(1, theirLabels)...)...))
+			if err != nil {
+				return fmt.Errorf("%s scikit-learn: %w", name, err)
+			}
+			theirs = theirs.both(run)
 		}
-		note, err := compareFiles(ourLabels, theirLabels)
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+		note := ""
+		if reason == "" {
+			if note, err = compareFiles(ourLabels, theirLabels); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		} else {
+			rep.LeftOut = append(rep.LeftOut, leftOut{name + " by scikit-learn", reason})
 		}
-		theirCPU := row{Name: name, Subject: "scikit-learn", Value: median(theirs.CPUSeconds), Unit: "CPU s"}
-		theirMem := row{Name: name + ", memory", Subject: "scikit-learn", Value: theirs.MemoryBytes / (1 << 20), Unit: "MiB"}
-		cpu.Note = note
-		cpu.compare(theirCPU, false)
-		mem.compare(theirMem, false)
-		rep.Rows = append(rep.Rows, cpu, theirCPU, mem, theirMem)
+		for _, v := range []struct {
+			name, unit string
+			value      func(clusterRun) float64
+		}{
+			{name, "CPU s", func(r clusterRun) float64 { return median(r.CPUSeconds) }},
+			{name + ", peak memory", "MiB", func(r clusterRun) float64 { return r.PeakBytes / (1 << 20) }},
+			{name + ", memory above the data", "MiB", func(r clusterRun) float64 { return r.MemoryBytes / (1 << 20) }},
+		} {
+			mine := row{Name: v.name, Subject: "ebpfllm", Value: v.value(ours), Unit: v.unit, Note: note}
+			note = ""
+			if reason != "" {
+				rep.Rows = append(rep.Rows, mine)
+				continue
+			}
+			sklearn := row{Name: v.name, Subject: "scikit-learn", Value: v.value(theirs), Unit: v.unit}
+			mine.compare(sklearn, false)
+			rep.Rows = append(rep.Rows, mine, sklearn)
+		}
 	}
 	return nil
 }
@@ -178,101 +192,4 @@ func writeFloats(path string, x []float64) error {
 		return err
 	}
 	return f.Close()
-}
-
-func readFloats(path string) ([]float64, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	x := make([]float64, info.Size()/8)
-	r := bufio.NewReaderSize(f, 1<<16)
-	var b [8]byte
-	for i := range x {
-		if _, err := io.ReadFull(r, b[:]); err != nil {
-			return nil, err
-		}
-		x[i] = math.Float64frombits(binary.LittleEndian.Uint64(b[:]))
-	}
-	return x, nil
-}
-
-// clusterMain is this program as a process that clusters.
-func clusterMain(args []string) error {
-	if len(args) != 6 {
-		return fmt.Errorf("%s: want POINTS DIMS EPS MIN_SAMPLES RUNS LABELS", clusterCommand)
-	}
-	points, err := readFloats(args[0])
-	if err != nil {
-		return err
-	}
-	dims, err1 := strconv.Atoi(args[1])
-	eps, err2 := strconv.ParseFloat(args[2], 64)
-	minSamples, err3 := strconv.Atoi(args[3])
-	runs, err4 := strconv.Atoi(args[4])
-	for _, err := range []error{err1, err2, err3, err4} {
-		if err != nil {
-			return err
-		}
-	}
-
-	var r clusterRun
-	var res dbscan.Result
-	debug.FreeOSMemory()
-	before, err := memory("VmRSS:")
-	if err != nil {
-		return err
-	}
-	for i := range runs {
-		runtime.GC()
-		start := cpuTime()
-		if res, err = dbscan.Cluster(points, dims, eps, minSamples); err != nil {
-			return err
-		}
-		r.CPUSeconds = append(r.CPUSeconds, (cpuTime() - start).Seconds())
-		if i == 0 {
-			peak, err := memory("VmHWM:")
-			if err != nil {
-				return err
-			}
-			r.MemoryBytes = peak - before
-		}
-	}
-
-	out := make([]byte, 0, 5*len(res.Labels))
-	for _, l := range res.Labels {
-		out = binary.LittleEndian.AppendUint32(out, uint32(l))
-	}
-	for _, c := range res.Core {
-		b := byte(0)
-		if c {
-			b = 1
-		}
-		out = append(out, b)
-	}
-	if err := os.WriteFile(args[5], out, 0o600); err != nil {
-		return err
-	}
-	return json.NewEncoder(os.Stdout).Encode(r)
-}
-
-// memory reads a size from /proc/self/status, in bytes. (ru_maxrss would count
-// the memory of the parent before exec.)
-func memory(key string) (float64, error) {
-	b, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) == 3 && f[0] == key {
-			kib, err := strconv.ParseFloat(f[1], 64)
-			return kib * 1024, err
-		}
-	}
-	return 0, fmt.Errorf("no %s in /proc/self/status", key)
 }

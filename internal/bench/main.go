@@ -78,15 +78,9 @@ func (r *row) compare(to row, moreIsBetter bool) {
 }
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == clusterCommand {
-		if err := clusterMain(os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, "bench:", err)
-			os.Exit(1)
-		}
-		return
-	}
 	out := flag.String("out", "", "write the results to this file as JSON")
 	all := flag.Bool("all", false, "also run scikit-learn on 1e6 points: minutes, and 10 GB of memory")
+	clusterOnce := flag.String("cluster-once", "", "the program of ./clusteronce, built")
 	serverCost := flag.String("server-cost", "", "shell command that measures the cost to a traced server and prints a JSON object, "+
 		"with rows shaped as those of this program under \"rows\"; needs root")
 	flag.Parse()
@@ -96,7 +90,7 @@ func main() {
 	}
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, *out, *all, *serverCost)
+	err := run(ctx, *out, *clusterOnce, *all, *serverCost)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -106,10 +100,11 @@ func main() {
 
 // run makes all measurements. One that fails is reported and does not keep the
 // others from being written.
-func run(ctx context.Context, out string, all bool, serverCost string) error {
+func run(ctx context.Context, out, clusterOnce string, all bool, serverCost string) error {
 	rep := report{Time: time.Now().UTC().Truncate(time.Second), Machine: thisMachine(), LeftOut: []leftOut{}}
 	err := errors.Join(
-		measureClustering(ctx, &rep, all),
+		measureClustering(ctx, &rep, clusterOnce, all),
+		measureAgreement(ctx, &rep),
 		measureWindow(&rep),
 		measureProcessors(ctx, &rep),
 		measureServer(ctx, &rep, serverCost),

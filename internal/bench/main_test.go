@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -54,15 +53,6 @@ func TestWhatIsNotMeasuredIsListedWithItsReason(t *testing.T) {
 	var out bytes.Buffer
 	printTable(&out, &rep)
 	assert.Contains(t, out.String(), "not measured: cost to the server per request: no command given with -server-cost")
-}
-
-func TestPointsSurviveTheirFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "points")
-	want := []float64{0, -1.5, 1e300}
-	require.NoError(t, writeFloats(path, want))
-	got, err := readFloats(path)
-	require.NoError(t, err)
-	assert.Equal(t, want, got)
 }
 
 func TestLoadIsWholeAndAWrongSelectionIsNoticed(t *testing.T) {

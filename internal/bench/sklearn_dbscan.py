@@ -1,4 +1,4 @@
-"""scikit-learn's DBSCAN as a measured process: POINTS DIMS EPS MIN_SAMPLES RUNS LABELS (see cluster.go)."""
+"""scikit-learn's DBSCAN as a measured process: POINTS DIMS EPS MIN_SAMPLES RUNS LABELS (see clusteronce)."""
 import json
 import sys
 import time
@@ -24,10 +24,10 @@ for i in range(int(runs)):
     model = DBSCAN(eps=float(eps), min_samples=int(min_samples), algorithm="kd_tree", n_jobs=1).fit(points)
     cpu.append(time.process_time() - start)
     if i == 0:
-        used = memory("VmHWM:") - before
+        peak = memory("VmHWM:")
 core = np.zeros(len(points), dtype=np.uint8)
 core[model.core_sample_indices_] = 1
 with open(labels_file, "wb") as f:
     f.write(model.labels_.astype("<i4").tobytes())
     f.write(core.tobytes())
-print(json.dumps({"cpu_seconds": cpu, "memory_bytes": used}))
+print(json.dumps({"cpu_seconds": cpu, "memory_bytes": peak - before, "peak_bytes": peak}))

@@ -58,7 +58,7 @@ func measureWindow(rep *report) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		ours = append(ours, float64((cpuTime() - start).Microseconds())/1e3)
+		ours = append(ours, float64((cpuTime()-start).Microseconds())/1e3)
 
 		start = cpuTime()
 		inClusters := 0
@@ -67,7 +67,7 @@ func measureWindow(rep *report) error {
 				inClusters++
 			}
 		}
-		reading = append(reading, float64((cpuTime() - start).Microseconds())/1e3)
+		reading = append(reading, float64((cpuTime()-start).Microseconds())/1e3)
 		if inClusters != snap.Points-snap.Noise {
 			return fmt.Errorf("%s: the labels tell of %d points in clusters, the step of %d", name, inClusters, snap.Points-snap.Noise)
 		}
@@ -75,26 +75,12 @@ func measureWindow(rep *report) error {
 		if i%10 > 0 {
 			continue
 		}
-		all := make([]float64, 0, 3*snap.Points)
 		first := next - snap.Points
-		for j := first; j < next; j++ {
-			p := point(j)
-			all = append(all, p[:]...)
-		}
-		runtime.GC()
-		start = cpuTime()
-		res, err := dbscan.Cluster(all, set.Dims, set.Eps, set.MinSamples)
+		took, err := anew(w, first, next, point, set)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		full = append(full, float64((cpuTime() - start).Microseconds())/1e3)
-		for l := range w.Labels() {
-			if j := int(l.ID) - first; l.Label != res.Labels[j] || l.Core != res.Core[j] {
-				return fmt.Errorf("%s: point %d is (%d, %v) but (%d, %v) in a full run", name, l.ID, l.Label, l.Core, res.Labels[j], res.Core[j])
-			}
-		}
-		res = dbscan.Result{}
-		all = nil
+		full = append(full, took)
 		runtime.GC()
 	}
 	theirs := row{Name: name, Subject: "full run", Value: median(full), Unit: "CPU ms"}
@@ -103,4 +89,27 @@ func measureWindow(rep *report) error {
 	rep.Rows = append(rep.Rows, mine, theirs,
 		row{Name: name + ", reading all labels", Subject: "ebpfllm", Value: median(reading), Unit: "CPU ms"})
 	return nil
+}
+
+// anew clusters the points from first to next, of which the window must say the
+// same, and returns the CPU time in milliseconds.
+func anew(w *dbscan.Window, first, next int, point func(int) [3]float64, set dbscantest.Set) (float64, error) {
+	all := make([]float64, 0, 3*(next-first))
+	for j := first; j < next; j++ {
+		p := point(j)
+		all = append(all, p[:]...)
+	}
+	runtime.GC()
+	start := cpuTime()
+	res, err := dbscan.Cluster(all, set.Dims, set.Eps, set.MinSamples)
+	if err != nil {
+		return 0, err
+	}
+	took := cpuTime() - start
+	for l := range w.Labels() {
+		if j := int(l.ID) - first; l.Label != res.Labels[j] || l.Core != res.Core[j] {
+			return 0, fmt.Errorf("point %d is (%d, %v) but (%d, %v) in a full run", l.ID, l.Label, l.Core, res.Labels[j], res.Core[j])
+		}
+	}
+	return float64(took.Microseconds()) / 1e3, nil
 }

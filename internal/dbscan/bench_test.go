@@ -45,6 +45,7 @@ func BenchmarkCluster(b *testing.B) {
 		{"Q", 1e5},
 		{"R", 1e5},
 		{"H", 1e4},
+		{"H", 1e6},
 	} {
 		b.Run(fmt.Sprintf("%s/%d", bc.kind, bc.n), func(b *testing.B) {
 			s := dbscantest.Make(bc.kind, bc.n, 1)

@@ -66,6 +66,7 @@ func TestWithoutBudgetWhatBelongsTogetherStaysTogether(t *testing.T) {
 		g, ok := gridOf(s.Points, s.Dims, s.Eps, s.MinSamples)
 		require.True(t, ok)
 		g.budget = 1 << 40
+		g.startWalks()
 		for i := range g.slabs {
 			g.findCores(i)
 		}

@@ -37,9 +37,8 @@ func newGrid(dims int, eps float64, minSamples int, shift *[MaxDims]uint) *grid 
 	return g
 }
 
-// The work budget: comparisons of two points, or of a point with a box. What
-// spikes over a background need is 1 to 40 a point; layouts made to defeat every
-// short cut need thousands.
+// The work budget, in comparisons of two points. Spikes over a background need
+// less than ten a point; layouts made to defeat every short cut need thousands.
 const (
 	budgetBase     = 1 << 22
 	budgetPerPoint = 400
@@ -89,7 +88,13 @@ func (g *grid) findCores(i int) {
 	}
 	look()
 
-	s.cores, s.coreKeys = s.cores[:0], s.coreKeys[:0]
+	n = 0
+	for c := range s.keys {
+		if s.coreEnd[c] > s.from[c] {
+			n++
+		}
+	}
+	s.cores, s.coreKeys = slices.Grow(s.cores[:0], n), slices.Grow(s.coreKeys[:0], n)
 	for c, key := range s.keys {
 		from, to := s.from[c], s.coreEnd[c]
 		if from == to {
@@ -179,6 +184,7 @@ func (g *grid) joinAll(again func(i int) bool) {
 	for i := range g.forest {
 		g.forest[i] = int32(i)
 	}
+	g.startWalks()
 	for i, s := range slices.Backward(g.slabs) {
 		if again(i) {
 			g.findJoins(i)
@@ -237,6 +243,10 @@ func (g *grid) findJoins(i int) {
 	}
 }
 
+// splitCost is what moving a point into a half and putting a box around it
+// costs, in comparisons.
+const splitCost = 4
+
 // fewPairs is the number of pairs below which trying them all beats splitting.
 const fewPairs = 64
 
@@ -270,7 +280,7 @@ func (g *grid) touch(s *slab, aFrom, aTo int32, a *box, t *slab, bFrom, bTo int3
 		axis, length = bAxis, bLength
 		s, aFrom, aTo, a, t, bFrom, bTo, b = t, bFrom, bTo, b, s, aFrom, aTo, a
 	}
-	if !g.spend(int(aTo-aFrom), s) {
+	if !g.spend(splitCost*int(aTo-aFrom), s) {
 		return true
 	}
 	// Neither half is empty: length > 0, as span2 > gap2, and lo ≤ cut < hi.

@@ -51,9 +51,12 @@ type Result struct {
 // dims is 1 to MaxDims, eps 1e-150 to 1e150 in scaled units, minSamples at
 // least 1. No points are no clusters, and no error.
 //
-// Time grows as n log n for data as it comes; there are layouts made for the
-// purpose, such as two shells that are nowhere quite eps apart, on which it
-// takes tens of times as long. Memory is about 70 bytes a point.
+// Time grows as n log n for data as it comes, and memory is about 100 bytes a
+// point. There are layouts made for the purpose, such as two shells that are
+// nowhere quite eps apart, that would take thousands of comparisons a point.
+// There the work ends at a budget, and the answer is approximate: points that
+// belong together are together, but clusters less than three eps apart may be
+// one; see Result.Approximate.
 func Cluster(points []float64, dims int, eps float64, minSamples int) (Result, error) {
 	if err := checkParams(dims, eps, minSamples); err != nil {
 		return Result{}, err
@@ -90,11 +93,13 @@ func Cluster(points []float64, dims int, eps float64, minSamples int) (Result, e
 
 // cluster labels all points of the grid into res.
 func (g *grid) cluster(res *Result) {
+	g.startWalks()
 	for i := range g.slabs {
 		g.findCores(i)
 	}
 	g.joinAll(func(int) bool { return true })
 	res.Clusters = g.number()
+	g.startWalks()
 	for i, s := range g.slabs {
 		g.findBorders(i, true)
 		labels, core := g.labelsOf(i)

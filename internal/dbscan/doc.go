@@ -1,6 +1,7 @@
 // Package dbscan finds density-based clusters, exactly: the answer is that of
-// the textbook definition, to the letter and to the last tie, for any input it
-// accepts. [Cluster] labels a set of points at once, [Window] labels the points
+// the textbook definition, to the letter and to the last tie. Only where input is
+// made to defeat every short cut is the work cut short, and the answer says so.
+// [Cluster] labels a set of points at once, [Window] labels the points
 // of a window that slides along the first axis, which is time.
 //
 // # Definition
@@ -20,5 +21,6 @@
 //
 // Points are sorted into cells so small that all points of a cell are within
 // eps of each other. Most questions are then answered for a cell at once; see
-// grid.go and cluster.go.
+// grid.go and cluster.go. The cells of one time are a slab, and what a window
+// knows of a slab lasts from step to step; see slab.go and slabs.go.
 package dbscan

@@ -24,16 +24,19 @@ type slabs struct {
 	begin   point // where cells are counted from
 	began   bool
 	shift   [MaxDims]uint
-	half    uint64 // the coordinate of begin on axes other than time
-	changed []int64
-	stale   bool // no step since the slabs were made
-	spare   []*slab
+	half    uint64  // the coordinate of begin on axes other than time
+	changed []int64 // coordinates of the slabs whose points came or went since the last step
+	stale   bool    // no step since the slabs were made
+	spare   []*slab // empty
 
 	// Scratch of arrange.
 	keys  []uint64
 	place []int32
 	old   slab
 }
+
+// maxSpare is the number of empty slabs kept for their memory.
+const maxSpare = 16
 
 // farthest is how many cells from where counting begins a cell may be: no more
 // than leave the cells' side nearly eps/√d.
@@ -161,8 +164,10 @@ func (s *slabs) expire(start float64) {
 			break
 		}
 		gone++
-		b.setCells(nil)
-		s.spare = append(s.spare, b)
+		if len(s.spare) < maxSpare {
+			b.setCells(nil)
+			s.spare = append(s.spare, b)
+		}
 	}
 	s.grid.slabs = slices.Delete(s.grid.slabs, 0, gone)
 }
@@ -205,6 +210,7 @@ func (s *slabs) label(minSamples int) Snapshot {
 		mark(cores, at-r, at+r)
 	}
 	s.changed = s.changed[:0]
+	g.startWalks()
 	for i, again := range cores {
 		if again {
 			at := g.slabs[i].at
@@ -216,6 +222,7 @@ func (s *slabs) label(minSamples int) Snapshot {
 	}
 	g.joinAll(func(i int) bool { return joins[i] })
 	snap := Snapshot{Points: s.n, Clusters: g.number()}
+	g.startWalks()
 	for i, b := range g.slabs {
 		if borders[i] {
 			g.findBorders(i, false)

@@ -2,8 +2,12 @@ package dbscan
 
 import (
 	"cmp"
+	"math/bits"
 	"slices"
 )
+
+// maxReach is the largest reach.
+const maxReach = 3
 
 // reach returns how many cells away, on one axis, a cell can hold a point
 // within eps: the largest k with (k-1)² ≤ d.
@@ -65,25 +69,28 @@ func stepsTo(off, dims int, shift *[MaxDims]uint) []step {
 	return steps
 }
 
-// walk finds the cells in reach of a slab's cells. Asked for cells in ascending
-// order, it never looks back: for each step there is a place in the keys of the
-// slab it leads to, and the places only move on. It is asked for several cells
-// at a time, so that one place moves on through all of them.
+// walk finds the cells in reach of a slab's cells. Where the keys of a slab lie
+// close together, a bitmap tells where a key stands among them; see keyMap.
+// Otherwise the walk has a place in the keys of the slab for each step that leads
+// to it. As it is asked for cells in ascending order, places only move on. It is
+// asked for several cells at a time, to take one step from all of them in a row.
 type walk struct {
 	paths  []path
 	later  bool // only cells after the one asked for, so that each pair is met once
 	stride int  // runs of one cell
 	runs   []run
 	count  [atATime]int32
+	maps   [2*maxReach + 1]keyMap // of the slabs around, by slab modulo their number
 }
 
 // path is one step to one slab.
 type path struct {
 	step
-	slab  int32
-	own   bool // the slab of the cells asked for
-	keys  []uint64
-	place int32
+	slab   int32
+	own    bool // the slab of the cells asked for
+	keys   []uint64
+	keyMap *keyMap // of keys, nil if they have none
+	place  int32   // without one, the first key that is not before all that is asked for
 }
 
 // run is a range of cells of a slab that follow each other.
@@ -91,6 +98,13 @@ type run struct{ slab, from, to int32 }
 
 // atATime is the number of cells that a walk is asked for at a time.
 const atATime = 32
+
+// startWalks forgets the bitmaps: the slabs or what is looked for have changed.
+func (g *grid) startWalks() {
+	for i := range g.walk.maps {
+		g.walk.maps[i].slab = -1
+	}
+}
 
 // walkFrom prepares the walk for the cells of slab i. With cores set it leads to
 // cells with core points only.
@@ -114,13 +128,21 @@ func (g *grid) walkFrom(i int, cores, later bool) *walk {
 		if cores {
 			keys = g.slabs[j].coreKeys
 		}
+		m := &w.maps[j%len(w.maps)]
+		if m.slab != j {
+			m.slab = j
+			m.build(keys)
+		}
+		if len(m.words) == 0 {
+			m = nil
+		}
 		for _, s := range g.steps[r+off] {
 			if !later || off > 0 || s.after || s.delta == 0 {
-				w.paths = append(w.paths, path{step: s, slab: int32(j), own: off == 0, keys: keys})
+				w.paths = append(w.paths, path{step: s, slab: int32(j), own: off == 0, keys: keys, keyMap: m})
 			}
 		}
 	}
-	w.stride = len(w.paths)
+	w.stride = len(w.paths) + 1 // fill writes one beyond
 	if len(w.runs) < atATime*w.stride {
 		w.runs = make([]run, atATime*w.stride)
 	}
@@ -147,30 +169,57 @@ func (g *grid) away(i, off int) int {
 // fill finds the runs of up to atATime cells; see found.
 func (w *walk) fill(cells []uint64) {
 	clear(w.count[:len(cells)])
-	for p := range w.paths {
-		p := &w.paths[p]
-		keys := p.keys
-		from := int(p.place)
-		to := from
-		onward := w.later && p.own && p.delta == 0
-		for i, key := range cells {
-			lo, hi := key+p.delta-p.along, key+p.delta+p.along
-			if onward {
-				lo = key + 1
-			}
-			for from < len(keys) && keys[from] < lo {
-				from++
-			}
-			to = max(to, from)
-			for to < len(keys) && keys[to] <= hi {
-				to++
-			}
-			if to > from {
-				w.runs[i*w.stride+int(w.count[i])] = run{p.slab, int32(from), int32(to)}
-				w.count[i]++
-			}
+	for i := range w.paths {
+		p := &w.paths[i]
+		// The first key after the one asked for begins the run where only
+		// later cells are wanted along the own line.
+		before := p.along
+		if w.later && p.own && p.delta == 0 {
+			before = ^uint64(0) // minus one
 		}
-		p.place = int32(from)
+		if p.keyMap != nil {
+			w.fillMapped(p, before, cells)
+		} else {
+			w.fillPlaced(p, before, cells)
+		}
+	}
+}
+
+func (w *walk) fillPlaced(p *path, before uint64, cells []uint64) {
+	keys := p.keys
+	from := int(p.place)
+	to := from
+	for i, key := range cells {
+		lo, hi := key+p.delta-before, key+p.delta+p.along
+		for from < len(keys) && keys[from] < lo {
+			from++
+		}
+		to = max(to, from)
+		for to < len(keys) && keys[to] <= hi {
+			to++
+		}
+		if to > from {
+			w.runs[i*w.stride+int(w.count[i])] = run{p.slab, int32(from), int32(to)}
+			w.count[i]++
+		}
+	}
+	p.place = int32(from)
+}
+
+func (w *walk) fillMapped(p *path, before uint64, cells []uint64) {
+	m := p.keyMap
+	lo, hi := p.delta-before-m.first, p.delta+p.along+1-m.first
+	at := 0
+	for i, key := range cells {
+		from, to := m.count(int64(key+lo)), m.count(int64(key+hi))
+		// Written in any case: whether the run is empty is hard to foretell.
+		n := w.count[i]
+		w.runs[at+int(n)] = run{p.slab, from, to}
+		if from < to {
+			n++
+		}
+		w.count[i] = n
+		at += w.stride
 	}
 }
 
@@ -179,4 +228,53 @@ func (w *walk) fill(cells []uint64) {
 // cells only.
 func (w *walk) found(i int) []run {
 	return w.runs[i*w.stride:][:w.count[i]]
+}
+
+// keyMap tells how many keys of a slab are below a key: a bit for each possible
+// key from the first to the last, and for each 64 of them how many came before.
+type keyMap struct {
+	slab  int    // whose keys, by index
+	first uint64 // the key of the first bit
+	words []word // one more than there are bits for; empty if there is no map
+}
+
+type word struct {
+	bits   uint64
+	before int32
+}
+
+// wordsPerKey and fewWords bound the size of a map: beyond it, filling it costs
+// too much.
+const (
+	wordsPerKey = 2
+	fewWords    = 64
+)
+
+func (m *keyMap) build(keys []uint64) {
+	m.words = m.words[:0]
+	if len(keys) == 0 {
+		return
+	}
+	m.first = keys[0]
+	n := (keys[len(keys)-1]-m.first)/64 + 2
+	if n > uint64(wordsPerKey*len(keys)+fewWords) {
+		return
+	}
+	m.words = slices.Grow(m.words, int(n))[:n]
+	clear(m.words)
+	for _, k := range keys {
+		m.words[(k-m.first)/64].bits |= 1 << ((k - m.first) % 64)
+	}
+	before := 0
+	for i := range m.words {
+		m.words[i].before = int32(before)
+		before += bits.OnesCount64(m.words[i].bits)
+	}
+}
+
+// count returns how many keys are less than bit far from the first.
+func (m *keyMap) count(bit int64) int32 {
+	bit = min(max(bit, 0), int64(len(m.words)-1)*64)
+	w := &m.words[bit/64]
+	return w.before + int32(bits.OnesCount64(w.bits&(1<<(bit%64)-1)))
 }

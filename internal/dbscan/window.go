@@ -236,7 +236,7 @@ func (w *Window) moveOut(come *points) {
 
 // Labels gives the points of the last step's window with their labels, in no
 // particular order but always the same for the same steps. It must not be used
-// after a further Step.
+// after a further Step, nor twice at a time.
 func (w *Window) Labels() iter.Seq[Labelled] {
 	return func(yield func(Labelled) bool) {
 		switch {

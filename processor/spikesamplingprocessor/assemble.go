@@ -18,6 +18,8 @@ const (
 	attrClusterStart   = "spike.cluster.start"
 	attrClusterEnd     = "spike.cluster.end"
 	attrClusterSize    = "spike.cluster.size"
+	attrClusterTraces  = "spike.cluster.traces"
+	attrStandsFor      = "spike.stands_for"
 	attrIncidentID     = "spike.incident.id"
 	attrSpikeStage     = "spike.stage"
 	attrReason         = "spike.reason"
@@ -103,6 +105,9 @@ func (p *spikeSampling) annotate(k *keptTrace, nodes []node) {
 		if k.policy != nil {
 			attrs.PutStr(attrPolicy, k.policy.name)
 		}
+		if k.keep && !k.guessed {
+			attrs.PutDouble(attrStandsFor, k.threshold.AdjustedCount())
+		}
 		if p.cfg.DryRun {
 			attrs.PutStr(attrDryRun, decisionName(k.keep))
 		}
@@ -129,6 +134,7 @@ func (p *spikeSampling) annotate(k *keptTrace, nodes []node) {
 			attrs.PutStr(attrClusterStart, timestamp(c.start))
 			attrs.PutStr(attrClusterEnd, timestamp(c.end))
 			attrs.PutInt(attrClusterSize, int64(c.size))
+			attrs.PutInt(attrClusterTraces, int64(c.traces))
 			attrs.PutStr(attrIncidentID, c.incident)
 		}
 	}

@@ -53,11 +53,6 @@ func (a *axes) time(at int64) float64 {
 	return time.Duration(at-a.epoch).Seconds() / a.axes[0].Scale
 }
 
-// seconds is a distance on the time axis.
-func (a *axes) seconds(scaled float64) time.Duration {
-	return time.Duration(scaled * a.axes[0].Scale * float64(time.Second))
-}
-
 // place appends a spike's coordinates to p.
 func (a *axes) place(p []float64, f features) []float64 {
 	for _, x := range a.axes {

@@ -16,9 +16,10 @@ const (
 //
 // What counts is what found no cluster, or an incident would be taken for the
 // background that it has to stand out from. In the first minute after the start
-// that rule would deceive: at first every spike of a busy partition is in a
-// cluster, and without background it stays so. Then all spikes count, and the
-// median of the slices is taken, which a short incident does not change.
+// that rule would deceive: at first every spike of a busy partition is in one
+// long cluster, and without background it stays so. Then spikes of clusters
+// longer than a slice count too, and the median of the slices is taken, which a
+// short incident does not change.
 type background struct {
 	counts [backgroundSlices]int32 // by slice number modulo backgroundSlices
 	next   int64                   // the first slice not counted yet; slices count from the start

@@ -1,11 +1,14 @@
 package spikesamplingprocessor
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 
 	"go.opentelemetry.io/collector/consumer/consumertest"
 	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
 // BenchmarkConsume takes batches of 1024 spans of as many traces, as they come
@@ -67,5 +70,39 @@ func BenchmarkAssemble(b *testing.B) {
 		if td, malformed := h.p.assemble(k); td.SpanCount() != 8 || malformed != 0 {
 			b.Fatal("not whole")
 		}
+	}
+}
+
+// BenchmarkStep is one step of clustering at 20,000 spans a second in traces of
+// 8, of which 2 % are spikes, in 8 series, half of them in bursts.
+func BenchmarkStep(b *testing.B) {
+	const perStep = 20_000 / 8 / 50
+	c := testClusters()
+	rng := rand.New(rand.NewPCG(1, 1))
+	keys := make([]partitionKey, 8)
+	for i := range keys {
+		keys[i] = partitionKey{"svc", "chat", exclusive[stage.All()[i]].name}
+	}
+	now := time.Duration(0)
+	step := func() {
+		burst := now + time.Duration(rng.Int64N(int64(900*time.Millisecond)))
+		for i := range perStep {
+			if i%2 == 0 {
+				c.add(keys[rng.IntN(8)], features{at: at(now + time.Duration(rng.Int64N(int64(time.Second)))), ratio: 2 + 20*rng.Float64()})
+			} else {
+				c.add(keys[0], features{at: at(burst + time.Duration(rng.Int64N(int64(100*time.Millisecond)))), ratio: 9 + rng.Float64()})
+			}
+		}
+		now += time.Second
+		if res := c.step(at(now)); res.err != nil {
+			b.Fatal(res.err)
+		}
+	}
+	for range 120 {
+		step()
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		step()
 	}
 }

@@ -43,6 +43,7 @@ type trace struct {
 	bytes       int
 	heapIndex   int
 	prev, next  *trace // by arrival
+	matched     uint64 // bit per policy whose condition a span met
 	statuses    uint8  // bit per status code seen
 	roles       role   // of all records
 	foreignRoot bool   // a possible root other than the receiver's own

@@ -48,6 +48,7 @@ type partition struct {
 	points     map[uint64]*point // in the window, by the id in the window
 	nextID     uint64
 	background background
+	bounds     [backgroundWarm]int // the Poisson bound after each of the last slices
 	open       []*cluster
 	over       bool // a spike did not fit since the last step
 	labels     []dbscan.Labelled
@@ -259,23 +260,25 @@ func (c *clusters) count(p *partition, now int64) {
 	counts := map[int64]int{}
 	for _, pt := range p.points {
 		i := (pt.at - c.axes.epoch) / slice
-		if pt.cluster == nil || !warm(i) {
+		if pt.cluster == nil || !warm(i) && pt.cluster.end-pt.cluster.start > slice {
 			counts[i]++
 		}
 	}
 	// A partition that is new had none before.
 	for p.background.next = max(p.background.next, done-backgroundSlices); p.background.next < done; {
 		p.background.put(counts[p.background.next])
+		expected := p.background.perSlice() / c.slice.Seconds() * 2 * c.cfg.timeReach().Seconds()
+		p.bounds[p.background.next%int64(len(p.bounds))] = dbscan.PoissonMinSamples(expected)
 	}
 }
 
 // minSamples returns the configured value or, if that is more, the number of
 // spikes that the partition's background puts within eps of each other by
-// accident with a chance of one in a million.
+// accident with a chance of one in a million. It rises at once and falls after a
+// window, so that one that wavers does not close and open clusters.
 func (c *clusters) minSamples(p *partition) int {
 	if !c.cfg.PoissonBound {
 		return c.cfg.MinSamples
 	}
-	ball := 2 * c.cfg.timeReach().Seconds()
-	return max(c.cfg.MinSamples, dbscan.PoissonMinSamples(p.background.perSlice()/c.slice.Seconds()*ball))
+	return max(c.cfg.MinSamples, slices.Max(p.bounds[:]))
 }

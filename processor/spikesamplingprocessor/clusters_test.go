@@ -176,6 +176,23 @@ func TestBeyondTheBoundSpikesAreLoneAndTheStepSaysSo(t *testing.T) {
 	assert.Zero(t, c.step(at(2*time.Second)).approximate, "said once")
 }
 
+// Two places a hair too far apart, each with half of the spikes and neither with
+// enough: each spike would have to be compared with all.
+func TestAStepThatWouldTakeTooLongIsApproximateAndCounted(t *testing.T) {
+	h := newHarness(t, func(c *Config) {
+		c.Clustering.Axes = []AxisConfig{{Name: axisTime, Scale: 1}, {Name: axisLatency, Scale: 1}}
+		c.Clustering.Eps, c.Clustering.PoissonBound = 1, false
+		c.Clustering.MinSamples = 30_001
+	})
+	rng := rand.New(rand.NewPCG(1, 1))
+	for i := range 60_000 {
+		h.p.clusters.add(lockKey, features{at: at(time.Duration(rng.IntN(1000))), seconds: 1.0001e-3 * float64(i%2)})
+	}
+	h.pass(1500 * time.Millisecond)
+	assert.Equal(t, int64(1), h.sum("approximate_steps", "")[""])
+	assert.Len(t, h.p.clusters.partitions[lockKey].labels, 60_000, "all have a label")
+}
+
 func TestASpikeThatTheWindowHasNotReachedWaitsForIt(t *testing.T) {
 	c := testClusters()
 	var pts []*point
@@ -440,4 +457,19 @@ func TestStagesAreNeighboursOnlyWhereTheyAreAnAxis(t *testing.T) {
 	c := newClusters(ClusteringConfig{Axes: []AxisConfig{{Name: axisStage, Scale: 1}}}, 0)
 	assert.NotEqual(t, c.partitionOf("s", "o", exclusive[stage.SendBuffer]), c.partitionOf("s", "o", plain[stage.SendBuffer]), "a socket total is not a stage")
 	assert.NotEqual(t, c.partitionOf("s", "o", exclusive[stage.Lock]), c.partitionOf("s", "o", spanSeries))
+}
+
+func TestHopsAreTheServicesThatHaveCome(t *testing.T) {
+	h := newHarness(t, func(c *Config) {
+		c.Clustering.Axes = []AxisConfig{{Name: axisTime, Scale: 1}, {Name: axisHops, Scale: 1}}
+	})
+	spans := []span{{id: 1, name: "a", kind: server, to: 2 * time.Second}}
+	h.send(makeTraces(1, app("front", spans...)))
+	spans[0].id = 2
+	h.send(makeTraces(1, app("front", spans...), app("engine", span{id: 3, parent: 2, name: "b", to: 2 * time.Second})))
+	var hops []int
+	for _, s := range h.p.buffer.first.spikes {
+		hops = append(hops, s.point.hops)
+	}
+	assert.Equal(t, []int{1, 2, 2}, hops)
 }

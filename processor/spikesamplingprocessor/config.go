@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
+	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/confmap"
 	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.uber.org/zap"
 
 	"github.com/ebpfllm/ebpfllm/internal/dbscan"
 )
@@ -99,9 +102,12 @@ type PolicyType string
 
 // The policies there are.
 const (
-	Spike         PolicyType = "spike"         // the trace holds a spike
-	StatusCode    PolicyType = "status_code"   // a span has one of the status codes
-	Probabilistic PolicyType = "probabilistic" // a share of all traces
+	Spike         PolicyType = "spike"          // the trace holds a spike
+	StatusCode    PolicyType = "status_code"    // a span has one of the status codes
+	Probabilistic PolicyType = "probabilistic"  // a share of all traces
+	OTTLCondition PolicyType = "ottl_condition" // a span meets a condition
+	MustKeep      PolicyType = "must_keep"      // a span or its resource asks for it
+	Drop          PolicyType = "drop"           // a span meets a condition: then the trace is not kept
 )
 
 // PolicyConfig is one policy. Only the block of its type may be set.
@@ -111,6 +117,12 @@ type PolicyConfig struct {
 	Spike         *SpikeConfig         `mapstructure:"spike"`
 	StatusCode    *StatusCodeConfig    `mapstructure:"status_code"`
 	Probabilistic *ProbabilisticConfig `mapstructure:"probabilistic"`
+	OTTLCondition *OTTLConfig          `mapstructure:"ottl_condition"`
+	MustKeep      *MustKeepConfig      `mapstructure:"must_keep"`
+	Drop          *OTTLConfig          `mapstructure:"drop"`
+	// MaxTracesPerSecond bounds what the policy keeps; 0 is no bound. What it
+	// keeps says how many it stands for.
+	MaxTracesPerSecond float64 `mapstructure:"max_traces_per_second"`
 	// prevent unkeyed literal initialization
 	_ struct{}
 }
@@ -149,6 +161,43 @@ type ProbabilisticConfig struct {
 	SamplingPercentage float64 `mapstructure:"sampling_percentage"`
 	// prevent unkeyed literal initialization
 	_ struct{}
+}
+
+// OTTLConfig configures an ottl_condition or a drop policy: the trace matches if
+// one of the conditions holds for one of its spans or events.
+type OTTLConfig struct {
+	// Span are OTTL conditions on a span, its resource and its scope.
+	Span []string `mapstructure:"span"`
+	// SpanEvent are OTTL conditions on an event of a span.
+	SpanEvent []string `mapstructure:"spanevent"`
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+// MustKeepConfig configures a must_keep policy.
+type MustKeepConfig struct {
+	// Attribute is the name of an attribute of a span or a resource.
+	Attribute string `mapstructure:"attribute"`
+	// Values are those that ask for it; without any, true and what is not 0.
+	Values []string `mapstructure:"values"`
+	// prevent unkeyed literal initialization
+	_ struct{}
+}
+
+// Unmarshal sets the defaults of a block that is there but leaves them out.
+func (c *MustKeepConfig) Unmarshal(conf *confmap.Conf) error {
+	*c = defaultMustKeep()
+	return conf.Unmarshal(c)
+}
+
+func defaultMustKeep() MustKeepConfig { return MustKeepConfig{Attribute: "must_keep"} }
+
+// ottl returns the policy's OTTL conditions, nil if it has none.
+func (p *PolicyConfig) ottl() *OTTLConfig {
+	if p.Type == Drop {
+		return p.Drop
+	}
+	return p.OTTLCondition
 }
 
 func defaultConfig() *Config {
@@ -219,6 +268,12 @@ func (c *Config) Validate() error {
 	if len(c.Policies) == 0 {
 		errs = append(errs, errors.New("policies is empty: nothing would be kept; leave it out for the default, or list at least one policy"))
 	}
+	if n := len(c.Policies); n > 0 && !slices.ContainsFunc(c.Policies, func(p PolicyConfig) bool { return p.Type != Drop }) {
+		errs = append(errs, errors.New("policies has drop policies only: nothing would be kept; add one that keeps, such as {name: spikes, type: spike}"))
+	}
+	if len(c.Policies) > maxPolicies {
+		errs = append(errs, fmt.Errorf("policies has %d policies: list at most %d; one ottl_condition may list several conditions", len(c.Policies), maxPolicies))
+	}
 	names := map[string]bool{}
 	for i := range c.Policies {
 		p := &c.Policies[i]
@@ -270,6 +325,10 @@ func (c *ClusteringConfig) validateAxes() error {
 	return errors.Join(errs...)
 }
 
+// maxPolicies is the number of bits in which a trace remembers what conditions its
+// spans met.
+const maxPolicies = 64
+
 // The range of a scale: no coordinate overflows.
 const (
 	minScale = 1e-6
@@ -284,12 +343,37 @@ func (p *PolicyConfig) validate() error {
 	for _, b := range []struct {
 		t   PolicyType
 		set bool
-	}{{Spike, p.Spike != nil}, {StatusCode, p.StatusCode != nil}, {Probabilistic, p.Probabilistic != nil}} {
+	}{
+		{Spike, p.Spike != nil},
+		{StatusCode, p.StatusCode != nil},
+		{Probabilistic, p.Probabilistic != nil},
+		{OTTLCondition, p.OTTLCondition != nil},
+		{MustKeep, p.MustKeep != nil},
+		{Drop, p.Drop != nil},
+	} {
 		if b.set && b.t != p.Type {
 			errs = append(errs, fmt.Errorf("type is %q but a block %s is set: remove the block or change the type", p.Type, b.t))
 		}
 	}
+	if r := p.MaxTracesPerSecond; !(r >= 0 && r <= 1e9) { // NaN too
+		errs = append(errs, fmt.Errorf("max_traces_per_second is %v: set 0 (no bound) or more", r))
+	} else if r > 0 && p.Type == Drop {
+		errs = append(errs, errors.New("max_traces_per_second is set: a drop policy keeps nothing; remove it"))
+	}
 	switch p.Type {
+	case OTTLCondition, Drop:
+		o := p.ottl()
+		if o == nil || len(o.Span)+len(o.SpanEvent) == 0 {
+			errs = append(errs, fmt.Errorf("%s has no condition: list some under span or spanevent", p.Type))
+			break
+		}
+		if _, err := ottlCondition(*o, component.TelemetrySettings{Logger: zap.NewNop()}); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", p.Type, err))
+		}
+	case MustKeep:
+		if p.MustKeep != nil && p.MustKeep.Attribute == "" {
+			errs = append(errs, errors.New("must_keep::attribute is empty: name an attribute, or leave it out for must_keep"))
+		}
 	case Spike:
 		if p.Spike != nil && p.Spike.MaxTracesPerCluster < 0 {
 			errs = append(errs, fmt.Errorf("spike::max_traces_per_cluster is %d: set 0 (no bound) or more", p.Spike.MaxTracesPerCluster))
@@ -311,7 +395,7 @@ func (p *PolicyConfig) validate() error {
 			errs = append(errs, fmt.Errorf("probabilistic::sampling_percentage is %v: set a number above 0 and at most 100", s))
 		}
 	default:
-		errs = append(errs, fmt.Errorf("type is %q: use spike, status_code or probabilistic", p.Type))
+		errs = append(errs, fmt.Errorf("type is %q: use spike, status_code, ottl_condition, probabilistic, must_keep or drop", p.Type))
 	}
 	return errors.Join(errs...)
 }

@@ -1,6 +1,7 @@
 package spikesamplingprocessor
 
 import (
+	"fmt"
 	"math"
 	"path/filepath"
 	"testing"
@@ -109,13 +110,34 @@ func TestValidateNamesTheKeyAndTheRemedy(t *testing.T) {
 		{"nameless", func(c *Config) { c.Policies[0].Name = "" }, `policies[0] (""): name is "": set a name`},
 		{"reserved name", func(c *Config) { c.Policies[0].Name = "none" }, `name is "none": set a name`},
 		{"twice the same name", func(c *Config) { c.Policies = append(c.Policies, c.Policies[0]) }, `policies[1]: name "spikes" is used twice`},
-		{"unknown type", func(c *Config) { c.Policies[0] = PolicyConfig{Name: "x", Type: "latency"} }, `type is "latency": use spike, status_code or probabilistic`},
+		{"unknown type", func(c *Config) { c.Policies[0] = PolicyConfig{Name: "x", Type: "latency"} }, `type is "latency": use spike, status_code, ottl_condition, probabilistic, must_keep or drop`},
 		{"foreign block", func(c *Config) { c.Policies[0].Probabilistic = &ProbabilisticConfig{SamplingPercentage: 1} }, `type is "spike" but a block probabilistic is set: remove the block`},
 		{"negative cap", func(c *Config) { c.Policies[0].Spike.MaxTracesPerCluster = -1 }, "spike::max_traces_per_cluster is -1: set 0"},
 		{"no codes", func(c *Config) { c.Policies[0] = PolicyConfig{Name: "x", Type: StatusCode} }, "status_code::status_codes is empty: list one or more of OK"},
 		{"unknown code", func(c *Config) {
 			c.Policies[0] = PolicyConfig{Name: "x", Type: StatusCode, StatusCode: &StatusCodeConfig{StatusCodes: []string{"error"}}}
 		}, `status_code::status_codes has "error": use OK, ERROR or UNSET`},
+		{"a condition that is none", func(c *Config) {
+			c.Policies[0] = PolicyConfig{Name: "x", Type: OTTLCondition, OTTLCondition: &OTTLConfig{Span: []string{"attributes[\"x\"] >"}}}
+		}, "ottl_condition: "},
+		{"no condition", func(c *Config) { c.Policies[0] = PolicyConfig{Name: "x", Type: OTTLCondition} }, "ottl_condition has no condition: list some under span or spanevent"},
+		{"a drop without a condition", func(c *Config) {
+			c.Policies = append(c.Policies, PolicyConfig{Name: "x", Type: Drop, Drop: &OTTLConfig{}})
+		}, "drop has no condition"},
+		{"drop alone", func(c *Config) {
+			c.Policies[0] = PolicyConfig{Name: "x", Type: Drop, Drop: &OTTLConfig{Span: []string{"true"}}}
+		}, "policies has drop policies only: nothing would be kept"},
+		{"a rate on drop", func(c *Config) {
+			c.Policies = append(c.Policies, PolicyConfig{Name: "x", Type: Drop, Drop: &OTTLConfig{Span: []string{"true"}}, MaxTracesPerSecond: 1})
+		}, "max_traces_per_second is set: a drop policy keeps nothing"},
+		{"a negative rate", func(c *Config) { c.Policies[0].MaxTracesPerSecond = -1 }, "max_traces_per_second is -1: set 0"},
+		{"a rate that is no number", func(c *Config) { c.Policies[0].MaxTracesPerSecond = math.NaN() }, "max_traces_per_second is NaN"},
+		{"no attribute", func(c *Config) { c.Policies[0] = PolicyConfig{Name: "x", Type: MustKeep, MustKeep: &MustKeepConfig{}} }, "must_keep::attribute is empty"},
+		{"too many policies", func(c *Config) {
+			for i := range maxPolicies {
+				c.Policies = append(c.Policies, PolicyConfig{Name: fmt.Sprint(i), Type: Spike})
+			}
+		}, "policies has 65 policies: list at most 64"},
 		{"no percentage", func(c *Config) { c.Policies[0] = PolicyConfig{Name: "x", Type: Probabilistic} }, "probabilistic::sampling_percentage is missing"},
 		{"all percent and more", func(c *Config) {
 			c.Policies[0] = PolicyConfig{Name: "x", Type: Probabilistic, Probabilistic: &ProbabilisticConfig{SamplingPercentage: 101}}

@@ -3,6 +3,7 @@ package spikesamplingprocessor
 import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.uber.org/zap"
 )
 
 // Why spans are lost other than by a decision.
@@ -21,6 +22,8 @@ type counts struct {
 	decided          map[decidedKey]int64
 	early            map[string]int64
 	dropped          map[string]int64
+	limited          map[string]int64
+	unweighted       int64
 	lateKept         int64
 	lateDropped      int64
 	downstreamErrors int64
@@ -33,7 +36,7 @@ type decidedKey struct {
 }
 
 func newCounts() counts {
-	return counts{decided: map[decidedKey]int64{}, early: map[string]int64{}, dropped: map[string]int64{}}
+	return counts{decided: map[decidedKey]int64{}, early: map[string]int64{}, dropped: map[string]int64{}, limited: map[string]int64{}}
 }
 
 // decide counts a decision; of a trace that was decided before, its spans as
@@ -46,6 +49,9 @@ func (c *counts) decide(tr *trace, d decision, early string) {
 	}
 	if early != "" {
 		c.early[early]++
+	}
+	if d.keep && d.guessed {
+		c.unweighted++
 	}
 }
 
@@ -83,6 +89,13 @@ func (p *spikeSampling) report() {
 	for reason, n := range c.dropped {
 		t.ProcessorSpikeSamplingSpansDropped.Add(ctx, n, with(attribute.String("reason", reason)))
 	}
+	for policy, n := range c.limited {
+		t.ProcessorSpikeSamplingTracesLimited.Add(ctx, n, with(attribute.String("policy", policy)))
+	}
+	t.ProcessorSpikeSamplingTracesUnweighted.Add(ctx, c.unweighted)
+	for i := range p.policies {
+		p.reportErrors(p.policies[i].condition)
+	}
 	for keep, n := range map[bool]int64{true: c.lateKept, false: c.lateDropped} {
 		if n > 0 {
 			t.ProcessorSpikeSamplingSpansLate.Add(ctx, n, with(attribute.String("decision", decisionName(keep))))
@@ -98,5 +111,22 @@ func (p *spikeSampling) report() {
 	own, warming, evicted := p.baseline.Stats()
 	for state, n := range map[string]int64{"own": int64(own), "warming": int64(warming), "evicted": evicted} {
 		t.ProcessorSpikeSamplingBaselineSeries.Record(ctx, n, with(attribute.String("state", state)))
+	}
+}
+
+// reportErrors counts and logs what kept a condition from being evaluated.
+func (p *spikeSampling) reportErrors(c *condition) {
+	if c == nil {
+		return
+	}
+	n := c.errors.Swap(0)
+	if n == 0 {
+		return
+	}
+	p.telemetry.ProcessorSpikeSamplingConditionErrors.Add(p.ctx, n, metric.WithAttributes(attribute.String("policy", c.policy)))
+	if now := p.now(); now.Sub(p.lastConditionError) >= errorInterval {
+		p.lastConditionError = now
+		p.logger.Warn("A policy's condition could not be evaluated; for these spans it does not hold. Guard it, such as with attributes[\"x\"] != nil",
+			zap.String("policy", c.policy), zap.Int64("spans", n), zap.Error(*c.last.Load()))
 	}
 }

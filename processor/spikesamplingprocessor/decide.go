@@ -1,17 +1,11 @@
 package spikesamplingprocessor
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/sampling"
-	"go.opentelemetry.io/collector/pdata/ptrace"
 )
-
-// noPolicy stands for the policy of a trace that none matched.
-const noPolicy = "none"
 
 // Why a trace was decided before it was complete.
 const (
@@ -20,81 +14,6 @@ const (
 	earlyMaxDuration = "max_trace_duration"
 	earlyShutdown    = "shutdown"
 )
-
-// policy is a compiled PolicyConfig.
-type policy struct {
-	name       string
-	kind       PolicyType
-	keepLone   bool
-	maxCluster int // traces kept per cluster, 0 for no bound
-	statuses   uint8
-	threshold  sampling.Threshold
-	reason     string // spike.reason of a trace without a spike
-}
-
-func newPolicies(cfgs []PolicyConfig) ([]policy, error) {
-	var ps []policy
-	for _, c := range cfgs {
-		p := policy{name: c.Name, kind: c.Type, threshold: sampling.AlwaysSampleThreshold}
-		switch c.Type {
-		case Spike:
-			spike := defaultSpike()
-			if c.Spike != nil {
-				spike = *c.Spike
-			}
-			p.keepLone, p.maxCluster = spike.KeepLone, spike.MaxTracesPerCluster
-		case StatusCode:
-			for _, name := range c.StatusCode.StatusCodes {
-				p.statuses |= 1 << statusCodes[name]
-			}
-			p.reason = "a span has status " + strings.Join(c.StatusCode.StatusCodes, " or ")
-		case Probabilistic:
-			t, err := sampling.ProbabilityToThreshold(c.Probabilistic.SamplingPercentage / 100)
-			if err != nil {
-				return nil, fmt.Errorf("policy %q: sampling_percentage %v: %w", c.Name, c.Probabilistic.SamplingPercentage, err)
-			}
-			p.threshold = t
-			p.reason = fmt.Sprintf("a sample of %v %% of all traces", c.Probabilistic.SamplingPercentage)
-		}
-		ps = append(ps, p)
-	}
-	return ps, nil
-}
-
-// matches tells whether the policy keeps the trace, whose top spike is given if
-// it has one.
-func (p *policy) matches(tr *trace, top *spike, rnd sampling.Randomness) bool {
-	switch p.kind {
-	case Spike:
-		if top == nil {
-			return false
-		}
-		cl := top.point.cluster
-		if cl == nil {
-			return p.keepLone
-		}
-		return p.maxCluster == 0 || cl.kept < p.maxCluster
-	case StatusCode:
-		return tr.statuses&p.statuses != 0
-	default:
-		return p.threshold.ShouldSample(rnd)
-	}
-}
-
-// decision is what a kept trace carries, now and when late spans come.
-type decision struct {
-	keep      bool
-	policy    *policy // nil if none matched
-	threshold sampling.Threshold
-	guessed   bool // by a rule that had seen only part of the trace: with which probability it is kept is not known
-}
-
-func (d *decision) policyName() string {
-	if d.policy == nil {
-		return noPolicy
-	}
-	return d.policy.name
-}
 
 // keptTrace is a trace on its way out.
 type keptTrace struct {
@@ -111,6 +30,7 @@ type clusterMark struct {
 	id, incident string
 	start, end   int64 // ns since the epoch
 	size         int   // spikes
+	traces       int   // decided, kept or not
 }
 
 // decide takes the trace out of the buffer and decides about it, once.
@@ -129,36 +49,33 @@ func (p *spikeSampling) decide(tr *trace, early string, now int64) {
 			rnd = r
 		}
 	}
-	var d decision
-	for i := range p.policies {
-		pol := &p.policies[i]
-		if tr.reopened && pol.kind != Spike {
-			continue // it had its say when the trace was dropped
-		}
-		// The first of the least strict ones counts.
-		if pol.matches(tr, top, rnd) && (d.policy == nil || sampling.ThresholdLessThan(pol.threshold, d.threshold)) {
-			d = decision{keep: true, policy: pol, threshold: pol.threshold, guessed: (early != "" || tr.reopened) && pol.kind != Probabilistic}
-		}
-	}
-
+	d := p.apply(tr, top, rnd, early != "", now)
 	p.count.decide(tr, d, early)
 	if !tr.reopened {
 		p.telemetry.ProcessorSpikeSamplingDecisionAge.Record(p.ctx, time.Duration(now-tr.first).Seconds())
 	}
+	var cl *cluster
+	if top != nil {
+		cl = top.point.cluster
+	}
+	if cl != nil {
+		cl.traces++
+	}
+	if d.keep && cl != nil {
+		cl.kept++
+	}
 	if d.keep {
 		p.sampled.put(tr.id, d)
 	} else {
-		p.dropped.put(tr.id, struct{}{})
+		p.dropped.put(tr.id, d.policy != nil)
 	}
 	if !d.keep && !p.cfg.DryRun {
 		p.buffer.free(tr.records, tr.bytes)
 		return
 	}
 	k := &keptTrace{decision: d, records: tr.records, bytes: tr.bytes, top: top}
-	if top != nil && top.point.cluster != nil {
-		cl := top.point.cluster
-		cl.kept++
-		k.cluster = &clusterMark{id: cl.id, incident: cl.incident.id, start: cl.start, end: cl.end, size: cl.size}
+	if cl != nil {
+		k.cluster = &clusterMark{id: cl.id, incident: cl.incident.id, start: cl.start, end: cl.end, size: cl.size, traces: cl.traces}
 	}
 	p.enqueue(k)
 }
@@ -208,12 +125,4 @@ func (p *spikeSampling) check(tr *trace, now int64, stepped bool) {
 		return
 	}
 	p.decide(tr, early, now)
-}
-
-// statusBit returns the bit of a status code, 0 for one that there is not.
-func statusBit(c ptrace.StatusCode) uint8 {
-	if c < 0 || c > 7 {
-		return 0
-	}
-	return 1 << c
 }

@@ -56,6 +56,7 @@ type item struct {
 	trace  pcommon.TraceID
 	env    int // index into digest.envs
 	status ptrace.StatusCode
+	match  uint64 // bits of the policies whose condition it meets
 	rv     uint64 // randomness from tracestate plus one; 0 if it has none
 	kind   ptrace.SpanKind
 	name   string
@@ -129,8 +130,9 @@ var exclusive, plain = func() (ex, pl [stage.Count]*seriesKind) {
 // digest is what ConsumeTraces makes of a batch before it takes the lock. It is
 // pooled: reset before use.
 type digest struct {
-	items []item
-	envs  []env
+	items      []item
+	envs       []env
+	conditions []*condition
 
 	missingTrace, missingSpan int
 
@@ -140,8 +142,8 @@ type digest struct {
 	marshaler ptrace.ProtoMarshaler
 }
 
-func newDigest() *digest {
-	d := &digest{one: ptrace.NewTraces(), empty: ptrace.NewTraces()}
+func newDigest(conditions []*condition) *digest {
+	d := &digest{conditions: conditions, one: ptrace.NewTraces(), empty: ptrace.NewTraces()}
 	d.span = d.one.ResourceSpans().AppendEmpty().ScopeSpans().AppendEmpty().Spans().AppendEmpty()
 	d.empty.ResourceSpans().AppendEmpty()
 	return d
@@ -170,7 +172,6 @@ func (d *digest) take(td ptrace.Traces) {
 			ss.Scope().MoveTo(scopeOut.Scope())
 			scopeOut.SetSchemaUrl(ss.SchemaUrl())
 			e.scope = d.marshal(d.empty)
-			out.ScopeSpans().RemoveIf(func(ptrace.ScopeSpans) bool { return true })
 			d.envs = append(d.envs, e)
 			for _, span := range ss.Spans().All() {
 				switch {
@@ -179,9 +180,16 @@ func (d *digest) take(td ptrace.Traces) {
 				case span.SpanID().IsEmpty():
 					d.missingSpan++
 				default:
-					d.takeSpan(span, len(d.envs)-1)
+					var match uint64
+					for _, c := range d.conditions {
+						if c.ask(out, scopeOut, span) {
+							match |= c.bit
+						}
+					}
+					d.takeSpan(span, len(d.envs)-1, match)
 				}
 			}
+			out.ScopeSpans().RemoveIf(func(ptrace.ScopeSpans) bool { return true })
 		}
 	}
 }
@@ -191,10 +199,10 @@ func (d *digest) marshal(td ptrace.Traces) string {
 	return string(b)
 }
 
-func (d *digest) takeSpan(span ptrace.Span, envIndex int) {
+func (d *digest) takeSpan(span ptrace.Span, envIndex int, match uint64) {
 	it := item{
 		record: record{id: span.SpanID(), parent: span.ParentSpanID()},
-		trace:  span.TraceID(), env: envIndex,
+		trace:  span.TraceID(), env: envIndex, match: match,
 		status: span.Status().Code(), kind: span.Kind(), name: span.Name(),
 		start: int64(span.StartTimestamp()), end: int64(span.EndTimestamp()),
 	}

@@ -22,7 +22,8 @@ type cluster struct {
 	start    int64 // of its spikes, ns since the epoch
 	end      int64
 	size     int // spikes, those that left the window included
-	kept     int // traces
+	traces   int // decided whose top spike is of it
+	kept     int // of these
 	missing  int // steps in a row in which it was not found
 	over     bool
 	merged   bool // it turned out to be one with an older one

@@ -58,7 +58,7 @@ type spikeSampling struct {
 	baseline    *baseline.Book
 	clusters    *clusters
 	sampled     *cache[decision]
-	dropped     *cache[struct{}]
+	dropped     *cache[bool] // whether for good, by a drop policy
 	outbox      []*keptTrace
 	outboxBytes int
 	nextStep    int64 // ns since the epoch
@@ -67,10 +67,12 @@ type spikeSampling struct {
 	open        int  // clusters at the last step
 	count       counts
 	lastError   time.Time // when the log last told of an error downstream
+	// when it last told of a condition that could not be evaluated
+	lastConditionError time.Time
 }
 
 func newProcessor(set processor.Settings, cfg *Config, next consumer.Traces) (*spikeSampling, error) {
-	policies, err := newPolicies(cfg.Policies)
+	policies, err := newPolicies(cfg.Policies, set.TelemetrySettings)
 	if err != nil {
 		return nil, err
 	}
@@ -83,11 +85,11 @@ func newProcessor(set processor.Settings, cfg *Config, next consumer.Traces) (*s
 		limit: cfg.MaxBufferMiB << 20,
 		now:   time.Now,
 		stop:  make(chan struct{}), done: make(chan struct{}),
-		digests:    sync.Pool{New: func() any { return newDigest() }},
+		digests:    sync.Pool{New: func() any { return newDigest(conditionsOf(policies)) }},
 		buffer:     newBuffer(),
 		operations: newOperations(cfg.Baseline.MaxSeries),
 		sampled:    newCache[decision](cfg.DecisionCache.SampledCacheSize),
-		dropped:    newCache[struct{}](cfg.DecisionCache.NonSampledCacheSize),
+		dropped:    newCache[bool](cfg.DecisionCache.NonSampledCacheSize),
 		count:      newCounts(),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -253,6 +255,7 @@ func (p *spikeSampling) absorb(d *digest) error {
 func (p *spikeSampling) note(tr *trace, it *item, now int64) {
 	tr.last = now
 	tr.statuses |= statusBit(it.status)
+	tr.matched |= it.match
 	if tr.rv == 0 {
 		tr.rv = it.rv
 	}
@@ -281,10 +284,11 @@ type lateSpans struct {
 func (p *spikeSampling) follow(it *item, late *lateSpans) bool {
 	d, keep := p.sampled.get(it.trace)
 	if !keep {
-		if _, drop := p.dropped.get(it.trace); !drop {
+		final, drop := p.dropped.get(it.trace)
+		if !drop {
 			return false
 		}
-		if it.role&(roleKernel|roleOccurrence) != 0 {
+		if !final && it.role&(roleKernel|roleOccurrence) != 0 {
 			it.reopen = true
 			return false
 		}

@@ -146,19 +146,25 @@ func (p *spikeSampling) judge(sr *baseline.Series, tr *trace, s spike, at, now i
 		at = now // a skewed clock, or too late to be a neighbour: go by arrival
 	}
 	base := max(s.verdict.Baseline, p.cfg.Baseline.MinExcess.Seconds(), minRatioBase)
-	s.point = p.clusters.add(p.clusters.partitionOf(s.service, s.operation, s.kind), features{
-		at: at, ratio: s.seconds / base, seconds: s.seconds, stage: s.kind.stage, hops: tr.services(),
-	})
+	f := features{at: at, ratio: s.seconds / base, seconds: s.seconds, stage: s.kind.stage}
+	if p.cfg.Clustering.has(axisHops) {
+		f.hops = tr.services()
+	}
+	s.point = p.clusters.add(p.clusters.partitionOf(s.service, s.operation, s.kind), f)
 	s.holdUntil = now + p.cfg.Clustering.ClusterWait.Nanoseconds()
 	held := s // s itself stays off the heap: most values are no spikes
 	tr.spikes = append(tr.spikes, &held)
 	p.buffer.charge(tr, spikeOverhead)
 }
 
-// services is the number of services of which the trace holds spans, at least 1.
+// maxHopSpans bounds the spans looked at for their services.
+const maxHopSpans = 1000
+
+// services is the number of services that the trace's first spans are of, at
+// least 1.
 func (tr *trace) services() int {
 	names := map[string]bool{}
-	for i := range tr.records {
+	for i := range tr.records[:min(len(tr.records), maxHopSpans)] {
 		names[tr.records[i].scope.resource.service] = true
 	}
 	return max(1, len(names))

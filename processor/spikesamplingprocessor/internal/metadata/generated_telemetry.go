@@ -31,6 +31,7 @@ type TelemetryBuilder struct {
 	ProcessorSpikeSamplingBufferLimit        metric.Int64Gauge
 	ProcessorSpikeSamplingBufferUsage        metric.Int64Gauge
 	ProcessorSpikeSamplingClustersOpen       metric.Int64Gauge
+	ProcessorSpikeSamplingConditionErrors    metric.Int64Counter
 	ProcessorSpikeSamplingDecisionAge        metric.Float64Histogram
 	ProcessorSpikeSamplingDownstreamErrors   metric.Int64Counter
 	ProcessorSpikeSamplingSpansDropped       metric.Int64Counter
@@ -39,6 +40,8 @@ type TelemetryBuilder struct {
 	ProcessorSpikeSamplingTracesBuffered     metric.Int64Gauge
 	ProcessorSpikeSamplingTracesDecided      metric.Int64Counter
 	ProcessorSpikeSamplingTracesDecidedEarly metric.Int64Counter
+	ProcessorSpikeSamplingTracesLimited      metric.Int64Counter
+	ProcessorSpikeSamplingTracesUnweighted   metric.Int64Counter
 }
 
 // TelemetryBuilderOption applies changes to default builder.
@@ -72,7 +75,7 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	var err, errs error
 	builder.ProcessorSpikeSamplingApproximateSteps, err = builder.meter.Int64Counter(
 		"otelcol_processor_spike_sampling_approximate_steps",
-		metric.WithDescription("Steps in which a partition had more exceedances than are clustered; those beyond the bound count as lone. [Development]"),
+		metric.WithDescription("Steps of a partition that had more exceedances than are clustered (those beyond the bound count as lone), or for which clustering exactly would have taken too long (close clusters may have come together). [Development]"),
 		metric.WithUnit("{steps}"),
 	)
 	errs = errors.Join(errs, err)
@@ -98,6 +101,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_processor_spike_sampling_clusters_open",
 		metric.WithDescription("Clusters in the clustering window. [Development]"),
 		metric.WithUnit("{clusters}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ProcessorSpikeSamplingConditionErrors, err = builder.meter.Int64Counter(
+		"otelcol_processor_spike_sampling_condition_errors",
+		metric.WithDescription("Spans for which a policy's condition could not be evaluated; it does not hold for them. [Development]"),
+		metric.WithUnit("{spans}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.ProcessorSpikeSamplingDecisionAge, err = builder.meter.Float64Histogram(
@@ -147,6 +156,18 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	builder.ProcessorSpikeSamplingTracesDecidedEarly, err = builder.meter.Int64Counter(
 		"otelcol_processor_spike_sampling_traces_decided_early",
 		metric.WithDescription("Traces decided before they were complete. [Development]"),
+		metric.WithUnit("{traces}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ProcessorSpikeSamplingTracesLimited, err = builder.meter.Int64Counter(
+		"otelcol_processor_spike_sampling_traces_limited",
+		metric.WithDescription("Traces that a policy matched but, by its rate or the bound of their cluster, did not keep, nor another policy. Kept ones stand for them. [Development]"),
+		metric.WithUnit("{traces}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ProcessorSpikeSamplingTracesUnweighted, err = builder.meter.Int64Counter(
+		"otelcol_processor_spike_sampling_traces_unweighted",
+		metric.WithDescription("Traces kept by a rule that had seen only part of them. With which probability is not known, and their tracestate makes no claim. [Development]"),
 		metric.WithUnit("{traces}"),
 	)
 	errs = errors.Join(errs, err)

@@ -24,6 +24,7 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ProcessorSpikeSamplingBufferLimit.Record(context.Background(), 1)
 	tb.ProcessorSpikeSamplingBufferUsage.Record(context.Background(), 1)
 	tb.ProcessorSpikeSamplingClustersOpen.Record(context.Background(), 1)
+	tb.ProcessorSpikeSamplingConditionErrors.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingDecisionAge.Record(context.Background(), 1)
 	tb.ProcessorSpikeSamplingDownstreamErrors.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingSpansDropped.Add(context.Background(), 1)
@@ -32,6 +33,8 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ProcessorSpikeSamplingTracesBuffered.Record(context.Background(), 1)
 	tb.ProcessorSpikeSamplingTracesDecided.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingTracesDecidedEarly.Add(context.Background(), 1)
+	tb.ProcessorSpikeSamplingTracesLimited.Add(context.Background(), 1)
+	tb.ProcessorSpikeSamplingTracesUnweighted.Add(context.Background(), 1)
 	AssertEqualProcessorSpikeSamplingApproximateSteps(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
@@ -45,6 +48,9 @@ func TestSetupTelemetry(t *testing.T) {
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualProcessorSpikeSamplingClustersOpen(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualProcessorSpikeSamplingConditionErrors(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualProcessorSpikeSamplingDecisionAge(t, testTel,
@@ -69,6 +75,12 @@ func TestSetupTelemetry(t *testing.T) {
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualProcessorSpikeSamplingTracesDecidedEarly(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualProcessorSpikeSamplingTracesLimited(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualProcessorSpikeSamplingTracesUnweighted(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 
