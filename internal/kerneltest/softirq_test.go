@@ -4,7 +4,6 @@ package kerneltest
 
 import (
 	"bufio"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -166,5 +165,5 @@ func up(t *testing.T, name string) {
 	ifr, err := unix.NewIfreq(name)
 	require.NoError(t, err)
 	ifr.SetUint16(unix.IFF_UP)
-	require.NoError(t, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr), fmt.Sprintf("bring up %s", name))
+	require.NoError(t, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr), "bring up %s", name)
 }
