@@ -4,9 +4,9 @@
  * sending side share.
  *
  * The socket has one exclusive stage at a time (retransmit before send_buffer
- * before qdisc before receive_queue). It takes over only what its lane spends waiting, so each
- * stretch of it is measured by the lane's wait clock; the plain totals run by
- * the wall clock beside it.
+ * before qdisc before receive_queue). It takes over only what its lane spends
+ * waiting, so each stretch of it is measured by the lane's wait clock; the plain
+ * totals run by the wall clock beside it.
  */
 #ifndef EBPFLLM_CONN_H
 #define EBPFLLM_CONN_H

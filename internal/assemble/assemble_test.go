@@ -491,13 +491,14 @@ func FuzzHandle(f *testing.F) {
 				p := sent(r, at, 40+i)
 				p.LastChunk, p.Lost, p.NoLane = b&1 == 1, i%5 == 0, i%7 == 0
 				p.Exclusive[stage.Lock] = int64(b)*ms - 99*ms
+				p.Unacked = uint64(i%2) * 50 * ms
 				feed(a, p)
 			case 5:
 				feed(a, stretch(cookie, thread, stage.PageFault, at-5, at))
 			case 6:
 				feed(a, &probe.Close{Socket: socket(cookie, seq, at), Drained: i%2 == 0, Final: i%3 == 0})
 			case 7:
-				feed(a, &probe.Tick{Now: at * ms})
+				feed(a, &probe.Tick{Now: at * ms}, resent(at+20, i%2 == 0, i%3 == 0))
 			}
 		}
 		a.Close()

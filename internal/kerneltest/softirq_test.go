@@ -4,7 +4,7 @@ package kerneltest
 
 import (
 	"bufio"
-	"fmt"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -25,22 +25,25 @@ import (
 	"github.com/ebpfllm/ebpfllm/internal/probe"
 )
 
-// noSoftirqs keeps softirqs from running on the thread's CPU for about the time:
-// the kernel turns them off while it runs a program for a test, and this one
-// counts.
-func noSoftirqs(t *testing.T, d time.Duration) {
+// noSoftirqs returns a function that keeps softirqs from running on its thread's
+// CPU for about the time: the kernel turns them off while it runs a program for a
+// test, and this one counts.
+func noSoftirqs(t *testing.T, d time.Duration) func() error {
 	t.Helper()
-	run := func(n int64) time.Duration {
+	load := func(n int64) func() error {
 		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "MIT", Instructions: counting(n)})
 		require.NoError(t, err)
-		defer p.Close()
-		start := time.Now()
-		_, err = p.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
-		require.NoError(t, err)
-		return time.Since(start)
+		t.Cleanup(func() { _ = p.Close() })
+		return func() error {
+			_, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
+			return err
+		}
 	}
 	const sample = 200
-	run(int64(sample * d.Seconds() / run(sample).Seconds()))
+	run := load(sample)
+	start := time.Now()
+	require.NoError(t, run())
+	return load(int64(sample * d.Seconds() / time.Since(start).Seconds()))
 }
 
 // counting is a program that calls a function n times, at most 1<<23, which does
@@ -65,12 +68,11 @@ func counting(n int64) asm.Instructions {
 	return append(program, function(asm.Mov.Imm(asm.R0, 0), "inner"), asm.Return())
 }
 
-// pin keeps the calling thread, which must be locked, on a CPU.
-func pinThread(t *testing.T, cpu int) {
-	t.Helper()
+// pinThread keeps the calling thread, which must be locked, on a CPU.
+func pinThread(cpu int) error {
 	var set unix.CPUSet
 	set.Set(cpu)
-	require.NoError(t, unix.SchedSetaffinity(0, &set))
+	return unix.SchedSetaffinity(0, &set)
 }
 
 // The softirq that brings a request's bytes is raised on a CPU that cannot run it
@@ -92,7 +94,7 @@ func TestALateSoftirqIsEvidence(t *testing.T) {
 	if err := os.WriteFile(sys+"/class/net/lo/queues/rx-0/rps_cpus", []byte("2"), 0o644); err != nil {
 		t.Skip("needs CONFIG_RPS: ", err)
 	}
-	pinThread(t, 0) // and the server with it
+	require.NoError(t, pinThread(0)) // and the server with it
 	s := startC(t, false)
 	w := observe(t, probe.Config{}, s)
 	var st syscall.Stat_t
@@ -119,25 +121,25 @@ func TestALateSoftirqIsEvidence(t *testing.T) {
 	ask()
 	reply()
 
+	hog := noSoftirqs(t, 80*time.Millisecond)
 	var late time.Duration
 	for try := 1; late < 20*time.Millisecond; try++ { // others of the machine may have had CPU 1
 		require.LessOrEqual(t, try, 10, "softirqs were never kept from CPU 1")
 		var running atomic.Bool
-		ended := make(chan struct{})
+		ended := make(chan error)
 		go func() {
-			defer close(ended)
 			runtime.LockOSThread()
-			pinThread(t, 1)
+			err := pinThread(1)
 			running.Store(true)
-			noSoftirqs(t, 80*time.Millisecond)
+			ended <- errors.Join(err, hog())
 		}()
 		for !running.Load() {
-			time.Sleep(100 * time.Microsecond)
+			<-time.After(100 * time.Microsecond)
 		}
-		time.Sleep(25 * time.Millisecond)
+		<-time.After(20 * time.Millisecond)
 		sent := ask()
 		got := reply()
-		<-ended
+		require.NoError(t, <-ended)
 		late = got.Sub(sent)
 		t.Logf("try %d: answered after %v", try, late)
 	}
@@ -166,5 +168,5 @@ func up(t *testing.T, name string) {
 	ifr, err := unix.NewIfreq(name)
 	require.NoError(t, err)
 	ifr.SetUint16(unix.IFF_UP)
-	require.NoError(t, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr), fmt.Sprintf("bring up %s", name))
+	require.NoError(t, unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr), "bring up %s", name)
 }

@@ -13,7 +13,6 @@ import (
 	"os"
 	"runtime"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -191,27 +190,12 @@ func assertOccurrences(t *testing.T, list []assemble.Occurrence, want stage.Stag
 func TestThrottlingIsToldFromTheRunQueue(t *testing.T) {
 	requireRoot(t)
 	s := startC(t, false)
-	group := "/sys/fs/cgroup/cpu/ebpfllm-kerneltest"
-	if err := os.Mkdir(group, 0o755); err != nil {
-		t.Skip("needs a version 1 cpu cgroup: ", err)
-	}
-	t.Cleanup(func() {
-		_ = s.cmd.Process.Kill()
-		_ = s.cmd.Wait()
-		assert.Eventually(t, func() bool { return os.Remove(group) == nil }, 5*time.Second, 20*time.Millisecond)
-	})
+	group := cgroup(t, "cpu", s)
 	write := func(name, value string) { require.NoError(t, os.WriteFile(group+"/"+name, []byte(value), 0o644)) }
 	write("cpu.cfs_period_us", "100000")
 	write("cpu.cfs_quota_us", "10000")
 	write("cgroup.procs", strconv.FormatUint(uint64(s.pid()), 10))
-	throttled := func() (ns int64) {
-		b, err := os.ReadFile(group + "/cpu.stat")
-		require.NoError(t, err)
-		_, after, _ := strings.Cut(string(b), "throttled_time ")
-		_, err = fmt.Sscan(after, &ns)
-		require.NoError(t, err)
-		return ns
-	}
+	throttled := func() int64 { return counter(t, group+"/cpu.stat", "throttled_time") }
 	w := observe(t, probe.Config{}, s)
 	before := throttled()
 	s.get("/cpu?800")

@@ -29,11 +29,12 @@ func TestDecode(t *testing.T) {
 	socket := Socket{Cookie: 5, Seq: 3, Time: 100}
 	progress := bpf.KernelProgressRecord{Pid: 7, Lane: 11, Start: 90, FirstRead: 95, Received: 10, Sent: 20, Chunks: 2, First: 98, Major: 4}
 	progress.R.Kind, progress.R.Seq, progress.R.Cookie, progress.R.Time = uint32(bpf.KernelRecordKindRECORD_PROGRESS), 3, 5, 100
+	progress.SoftirqDelay, progress.RemoteFaults, progress.Retransmits, progress.Unacked = 12, -1, 13, 14
 	progress.Exclusive[stage.Lock] = 6
 	progress.Waker[stage.Lock] = 5
 	progress.Plain[stage.SendBuffer-stage.AcceptQueue] = 9
 	progress.Flags = uint32(bpf.KernelProgressFlagsPROGRESS_LAST_CHUNK | bpf.KernelProgressFlagsPROGRESS_NO_ACCEPT)
-	wantProgress := &Progress{Socket: socket, Lane: Lane{7, 11}, Start: 90, FirstRead: 95, Received: 10, Sent: 20, Chunks: 2, First: 98, Major: 4, LastChunk: true, NoAccept: true}
+	wantProgress := &Progress{Socket: socket, Lane: Lane{7, 11}, Start: 90, FirstRead: 95, Received: 10, Sent: 20, Chunks: 2, First: 98, Major: 4, LastChunk: true, NoAccept: true, SoftirqDelay: 12, RemoteFaults: -1, Retransmits: 13, Unacked: 14000}
 	wantProgress.Exclusive[stage.Lock] = 6
 	wantProgress.Waker[stage.Lock] = 5
 	wantProgress.Plain[stage.SendBuffer] = 9
@@ -43,8 +44,10 @@ func TestDecode(t *testing.T) {
 	waker := occurrence
 	waker.R.Cookie, waker.R.Seq = 5, 3
 	waker.Flags = uint32(bpf.KernelOccurrenceFlagsOCCURRENCE_WAKER)
-	closing := bpf.KernelCloseRecord{Flags: uint32(bpf.KernelCloseFlagsCLOSE_DRAINED)}
+	closing := bpf.KernelCloseRecord{Flags: uint32(bpf.KernelCloseFlagsCLOSE_DRAINED | bpf.KernelCloseFlagsCLOSE_ACKED)}
 	closing.R.Kind, closing.R.Seq, closing.R.Cookie, closing.R.Time = uint32(bpf.KernelRecordKindRECORD_CLOSE), 3, 5, 100
+	resent := bpf.KernelRetransmitRecord{Start: 40, Plain: 60, Retransmits: 2, Flags: uint32(bpf.KernelRetransmitFlagsRETRANSMIT_OVER | bpf.KernelRetransmitFlagsRETRANSMIT_ACKED)}
+	resent.R.Kind, resent.R.Seq, resent.R.Cookie, resent.R.Time = uint32(bpf.KernelRecordKindRECORD_RETRANSMIT), 3, 5, 100
 	process := func(kind bpf.KernelRecordKind) []byte {
 		p := bpf.KernelProcessRecord{Pid: 7, Parent: 6, Netns: 99, Port: 8080}
 		p.R.Kind = uint32(kind)
@@ -60,7 +63,8 @@ func TestDecode(t *testing.T) {
 		{"progress", raw(progress), wantProgress},
 		{"an occurrence of no lane", raw(occurrence), &Occurrence{Socket: Socket{Time: 100}, PID: 7, TID: 8, Stage: stage.PageFault, Start: 40, Duration: 60, Syscall: -1, Major: true}},
 		{"an occurrence on a thread that was waited for", raw(waker), &Occurrence{Socket: socket, PID: 7, TID: 8, Stage: stage.PageFault, Start: 40, Duration: 60, Syscall: -1, Waker: true}},
-		{"a close", raw(closing), &Close{Socket: socket, Drained: true}},
+		{"a close", raw(closing), &Close{Socket: socket, Drained: true, Acked: true}},
+		{"bytes sent again", raw(resent), &Retransmit{Socket: socket, Start: 40, Plain: 60, Retransmits: 2, Over: true, Acked: true}},
 		{"an exec", process(bpf.KernelRecordKindRECORD_EXEC), &Exec{PID: 7}},
 		{"a fork", process(bpf.KernelRecordKindRECORD_FORK), &Fork{PID: 7, Parent: 6}},
 		{"an exit", process(bpf.KernelRecordKindRECORD_EXIT), &Exit{PID: 7}},

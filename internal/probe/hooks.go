@@ -32,6 +32,7 @@ type hook struct {
 	tracepoint string
 	event      uint64 // PERF_COUNT_SW_*, where tracepoint is ""
 	load       load
+	after      string // program that ends what this one begins: without it this one is not attached
 	core       bool   // nothing works without it
 	since      string // first kernel that has it, for the remedy
 }
@@ -59,18 +60,18 @@ var hooks = []*hook{
 	{program: "sched_switch", tracepoint: "sched_switch", load: scheduler, since: "5.14"},
 	{program: "sched_waking", tracepoint: "sched_waking", load: scheduler, since: "5.14"},
 	{program: "contention_end", tracepoint: "contention_end", load: scheduler, since: "5.19"},
-	{program: "contention_begin", tracepoint: "contention_begin", load: scheduler, since: "5.19"},
+	{program: "contention_begin", tracepoint: "contention_begin", after: "contention_end", load: scheduler, since: "5.19"},
 	{program: "direct_reclaim_end", tracepoint: "mm_vmscan_direct_reclaim_end", load: scheduler, since: "2.6.35"},
-	{program: "direct_reclaim_begin", tracepoint: "mm_vmscan_direct_reclaim_begin", load: scheduler, since: "2.6.35"},
+	{program: "direct_reclaim_begin", tracepoint: "mm_vmscan_direct_reclaim_begin", after: "direct_reclaim_end", load: scheduler, since: "2.6.35"},
 	{program: "memcg_reclaim_end", tracepoint: "mm_vmscan_memcg_reclaim_end", load: scheduler, since: "3.2 with CONFIG_MEMCG"},
-	{program: "memcg_reclaim_begin", tracepoint: "mm_vmscan_memcg_reclaim_begin", load: scheduler, since: "3.2 with CONFIG_MEMCG"},
+	{program: "memcg_reclaim_begin", tracepoint: "mm_vmscan_memcg_reclaim_begin", after: "memcg_reclaim_end", load: scheduler, since: "3.2 with CONFIG_MEMCG"},
 	{program: "compaction_end", tracepoint: "mm_compaction_end", load: scheduler, since: "3.19 with CONFIG_COMPACTION"},
-	{program: "compaction_begin", tracepoint: "mm_compaction_begin", load: scheduler, since: "3.19 with CONFIG_COMPACTION"},
+	{program: "compaction_begin", tracepoint: "mm_compaction_begin", after: "compaction_end", load: scheduler, since: "3.19 with CONFIG_COMPACTION"},
 	{program: "tcp_ack", tracepoint: "tcp_probe", load: scheduler, since: "4.16"},
-	{program: "tcp_retransmit", tracepoint: "tcp_retransmit_skb", load: scheduler, since: "4.15"},
+	{program: "tcp_retransmit", tracepoint: "tcp_retransmit_skb", after: "tcp_ack", load: scheduler, since: "4.15"},
 	{program: "softirq_exit", tracepoint: "softirq_exit", load: scheduler, since: "2.6.31"},
-	{program: "softirq_entry", tracepoint: "softirq_entry", load: scheduler, since: "2.6.31"},
-	{program: "softirq_raise", tracepoint: "softirq_raise", load: scheduler, since: "2.6.37"},
+	{program: "softirq_entry", tracepoint: "softirq_entry", after: "softirq_exit", load: scheduler, since: "2.6.31"},
+	{program: "softirq_raise", tracepoint: "softirq_raise", after: "softirq_entry", load: scheduler, since: "2.6.37"},
 	{program: "page_fault_minor", event: unix.PERF_COUNT_SW_PAGE_FAULTS_MIN, load: scheduler, since: "2.6.31"},
 	{program: "page_fault_major", event: unix.PERF_COUNT_SW_PAGE_FAULTS_MAJ, load: scheduler, since: "2.6.31"},
 	{program: "page_fault_user", tracepoint: "page_fault_user", load: scheduler, since: "3.13 on x86-64"},

@@ -18,6 +18,7 @@ func TestEveryProgramHasAHookAndEveryStageItsPrograms(t *testing.T) {
 	known := map[string]bool{"track_threads": true} // the iterator, run and not attached
 	for _, h := range hooks {
 		assert.Contains(t, spec.Programs, h.program)
+		assert.True(t, h.after == "" || known[h.after], "what ends a state is attached before %s begins it", h.program)
 		known[h.program] = true
 	}
 	for name := range spec.Programs {

@@ -143,6 +143,9 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 	}
 	// only a trial tells what this kernel lets us have
 	for _, h := range use {
+		if err := p.failed[h.after]; err != nil && p.failed[h.program] == nil {
+			p.failed[h.program] = err
+		}
 		if p.failed[h.program] != nil {
 			continue
 		}
@@ -202,12 +205,14 @@ func (p *Probe) settle() error {
 		need = sockets
 	}
 	var errs []error
-	for _, h := range wanted(p.cfg.Disabled) {
-		switch detach := p.detach[h.program]; {
-		case p.failed[h.program] != nil:
-		case h.load <= need:
+	use := wanted(p.cfg.Disabled)
+	for _, h := range use {
+		if h.load <= need && p.failed[h.program] == nil {
 			errs = append(errs, p.attach(h))
-		case detach != nil:
+		}
+	}
+	for _, h := range slices.Backward(use) {
+		if detach := p.detach[h.program]; detach != nil && h.load > need {
 			delete(p.detach, h.program)
 			errs = append(errs, detach())
 		}
