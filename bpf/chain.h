@@ -19,6 +19,7 @@
 #include "conn.h"
 
 #define MAX_DEPTH 8		/* API, router, engine, worker: twice that */
+#define LONG_WAIT_NS 1000000
 #define JOIN_NS 100000		/* neighbours no further apart than this may become one */
 #define JOIN_AMONG 4		/* how many of the latest are looked at: kinds that a thread may alternate between */
 
@@ -438,6 +439,8 @@ static __always_inline void chain_wakes(struct thread *t, struct lane *l, __u64 
 	 */
 	if (!w || w == t || !w->known || ((t->process.flags & PROCESS_GO) && w->tgid == t->tgid) || !wakes_itself(current)) {
 		remember(t, STAGE_WAIT, t->out, now, now - t->out, 0);
+		if (now > t->out + LONG_WAIT_NS)
+			chain_read_totals(t, now); /* something new begins, likely */
 		return;
 	}
 	t->waker = w->tid;
