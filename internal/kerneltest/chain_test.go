@@ -5,6 +5,7 @@ package kerneltest
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -56,7 +57,12 @@ func observeEngines(t *testing.T, s *server, others ...*server) *watch {
 
 // burnEngine keeps the engine's processor busy.
 func burnEngine(t *testing.T, s *server) func() {
-	return burn(t, s.child("engine0"))
+	engine := s.child("engine0")
+	stop := burn(t, engine)
+	return func() {
+		stop()
+		setAffinity(t, engine, runtime.NumCPU())
+	}
 }
 
 // What the engine does to a job, and the stage that the request must get for it.
@@ -79,23 +85,28 @@ func sum(times stage.Times) (ns int64) {
 
 func TestAWaitIsSplitByWhatTheEngineDid(t *testing.T) {
 	requireRoot(t)
-	for _, shape := range []string{"unix", "futex", "tcp", "unix loop", "tcp loop"} {
-		transport, _, loop := strings.Cut(shape, " ")
-		for _, hops := range []string{"engine0", "engine2"} {
-			for _, f := range engineFaults {
-				name := shape + "/" + f.name
-				if hops == "engine2" {
-					name += ", through a broker"
-				}
-				t.Run(name, func(t *testing.T) {
-					s := startEngines(t, transport, loop)
-					w := observeEngines(t, s)
-					s.get("/" + hops + "/sleep?1") // pages in the processes; each has been off a CPU since it is watched
+	for _, c := range []struct{ shape, hops string }{
+		{"unix", "engine0"},
+		{"unix", "engine2"}, // through a broker
+		{"futex", "engine0"},
+		{"tcp", "engine0"},
+		{"unix loop", "engine0"},
+		{"tcp loop", "engine0"},
+		{"tcp loop", "engine2"},
+	} {
+		t.Run(c.shape+" "+c.hops, func(t *testing.T) {
+			transport, _, loop := strings.Cut(c.shape, " ")
+			s := startEngines(t, transport, loop)
+			w := observeEngines(t, s)
+			s.get("/" + c.hops + "/sleep?1") // pages in the processes; each has been off a CPU since it is watched
+			for i, f := range engineFaults {
+				t.Run(f.name, func(t *testing.T) {
+					s.t, w.t = t, t
 					if f.cause != nil {
 						defer f.cause(t, s)()
 					}
-					s.get("/" + hops + "/" + f.path)
-					r := &w.wait(2)[1]
+					s.get("/" + c.hops + "/" + f.path)
+					r := &w.wait(2 + i)[1+i]
 					requireWhole(t, r)
 					assertTop(t, r, &f)
 					if f.want == stage.Wait {
@@ -109,7 +120,7 @@ func TestAWaitIsSplitByWhatTheEngineDid(t *testing.T) {
 					}
 				})
 			}
-		}
+		})
 	}
 }
 
@@ -237,8 +248,16 @@ func TestATimerIsNotTheThreadThatItInterrupts(t *testing.T) {
 // pin leaves a process one processor.
 func pin(t *testing.T, pid uint32) {
 	t.Helper()
+	setAffinity(t, pid, 1)
+}
+
+// setAffinity leaves a process the first n processors.
+func setAffinity(t *testing.T, pid uint32, n int) {
+	t.Helper()
 	var cpu unix.CPUSet
-	cpu.Set(0)
+	for i := range n {
+		cpu.Set(i)
+	}
 	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	require.NoError(t, err)
 	for _, e := range threads {
@@ -251,17 +270,18 @@ func pin(t *testing.T, pid uint32) {
 // A goroutine waits for an engine on a Unix socket.
 func TestAGoroutinesWaitIsSplitByWhatTheEngineDid(t *testing.T) {
 	requireRoot(t)
-	for _, f := range engineFaults {
+	engines := startEngines(t, "unix", false)
+	s := startGo(t, fmt.Sprintf("%s=@ebpfllm-engine-%d-0", engineEnv, engines.port))
+	w := observeEngines(t, engines, s)
+	s.get("/engine/sleep?1")
+	for i, f := range engineFaults {
 		t.Run(f.name, func(t *testing.T) {
-			engines := startEngines(t, "unix", false)
-			s := startGo(t, fmt.Sprintf("%s=@ebpfllm-engine-%d-0", engineEnv, engines.port))
-			w := observeEngines(t, engines, s)
-			s.get("/engine/sleep?1")
+			engines.t, s.t, w.t = t, t, t
 			if f.cause != nil {
 				defer f.cause(t, engines)()
 			}
 			s.get("/engine/" + f.path)
-			r := &w.wait(2)[1]
+			r := &w.wait(2 + i)[1+i]
 			requireWhole(t, r)
 			assertTop(t, r, &f)
 			if f.want != stage.Wait {
