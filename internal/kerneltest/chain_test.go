@@ -57,6 +57,7 @@ func observeEngines(t *testing.T, s *server, others ...*server) *watch {
 
 // burnEngine keeps the engine's processor busy.
 func burnEngine(t *testing.T, s *server) func() {
+	t.Helper()
 	engine := s.child("engine0")
 	stop := burn(t, engine)
 	return func() {
