@@ -35,6 +35,8 @@ enum caused {
 /* What one CPU is about: the send to loopback that it is in, and scratch. */
 struct chain_cpu {
 	__u64 socket; /* that is sent to */
+	__u64 net;    /* its namespace */
+	__be32 local, remote; /* its IPv4 addresses */
 	__u32 tid;    /* who sends; 0 nobody */
 	__u32 ports;  /* of that socket: local << 16 | remote */
 	__u32 ready;  /* the peer has just been told of bytes */
@@ -612,6 +614,9 @@ static __always_inline void chain_sending(struct sock *sk)
 	if (!cpu)
 		return;
 	cpu->socket = (__u64)sk;
+	cpu->net = (__u64)sk->__sk_common.skc_net.net;
+	cpu->local = sk->__sk_common.skc_rcv_saddr;
+	cpu->remote = sk->__sk_common.skc_daddr;
 	cpu->tid = bpf_get_current_task_btf()->pid;
 	cpu->ports = port_pair(sk->__sk_common.skc_num, bpf_ntohs(sk->__sk_common.skc_dport));
 	cpu->ready = 0;
@@ -636,12 +641,11 @@ static __always_inline void chain_ready(struct sock *sk)
 	cpu->ready = 0;
 	if (cpu->ports != port_pair(bpf_ntohs(sk->__sk_common.skc_dport), sk->__sk_common.skc_num))
 		return;
-	from = (struct sock *)cpu->socket;
-	if (BPF_CORE_READ(from, __sk_common.skc_net.net) != sk->__sk_common.skc_net.net ||
-	    BPF_CORE_READ(from, __sk_common.skc_daddr) != sk->__sk_common.skc_rcv_saddr ||
-	    BPF_CORE_READ(from, __sk_common.skc_rcv_saddr) != sk->__sk_common.skc_daddr)
+	if (cpu->net != (__u64)sk->__sk_common.skc_net.net || cpu->remote != sk->__sk_common.skc_rcv_saddr ||
+	    cpu->local != sk->__sk_common.skc_daddr)
 		return;
 	if (sk->__sk_common.skc_family == AF_INET6) {
+		from = (struct sock *)cpu->socket;
 		struct in6_addr a = BPF_CORE_READ(from, __sk_common.skc_v6_daddr), b = sk->__sk_common.skc_v6_rcv_saddr;
 		__u64 *x = (__u64 *)&a, *y = (__u64 *)&b;
 		if (x[0] != y[0] || x[1] != y[1])
