@@ -19,6 +19,7 @@
 #include "conn.h"
 
 #define MAX_DEPTH 8		/* API, router, engine, worker: twice that */
+#define LONG_WAIT_NS 1000000	/* after which a thread's totals are read even if nobody tracked has woken it */
 #define JOIN_NS 100000		/* neighbours no further apart than this may become one */
 #define JOIN_AMONG 4		/* how many of the latest are looked at: kinds that a thread may alternate between */
 
@@ -27,13 +28,15 @@
 #define IN_SOFTIRQ 0x000100	   /* serving one, not merely holding them off */
 
 enum caused {
-	CAUSE_LOST,   /* something else has come in between, or the last wake-up is not understood */
+	CAUSE_LOST, /* something else has come in between, or the last wake-up is not understood */
 	CAUSE_WOKEN,
 };
 
 /* What one CPU is about: the send to loopback that it is in, and scratch. */
 struct chain_cpu {
 	__u64 socket; /* that is sent to */
+	__u64 net;    /* its namespace */
+	__be32 local, remote; /* its IPv4 addresses */
 	__u32 tid;    /* who sends; 0 nobody */
 	__u32 ports;  /* of that socket: local << 16 | remote */
 	__u32 ready;  /* the peer has just been told of bytes */
@@ -165,7 +168,8 @@ __noinline __u64 stretch_within(struct stretch *s, __u64 from, __u64 to)
 		return 0;
 	if (a == s->from && b == s->to)
 		return s->ns;
-	return s->ns >= s->to - s->from ? b - a : s->ns * (b - a) / (s->to - s->from);
+	/* in parts of 1024, so that no product is too large */
+	return s->ns >= s->to - s->from ? b - a : s->ns / (((s->to - s->from) >> 10) + 1) * ((b - a) >> 10);
 }
 
 /* Is it the current thread itself that wakes, and not an interrupt that came over it? */
@@ -202,7 +206,7 @@ static __always_inline void chain_piece(struct chain_cpu *cpu, __u32 kind, __u64
 	if (!p->ns || ns > p->ns) {
 		p->pid = pid;
 		p->tid = tid;
-		p->depth = depth + 1;
+		p->depth = depth < MAX_DEPTH ? depth + 1 : MAX_DEPTH;
 	}
 	p->ns += ns;
 }
@@ -225,7 +229,7 @@ __noinline int chain_reading(struct thread *t, __u64 t0, int after)
 		return -1;
 	for (__u32 i = 0; i < FINE + COARSE; i++) { /* all that there are */
 		time = t->readings[i].time;
-		if (!time || time >= t->known || (time > t0) != !!after)
+		if (!time || time >= t->known || time + READING_AGE_NS < t->known || (time > t0) != !!after)
 			continue;
 		if (place < 0 || (after ? time < best : time > best)) {
 			best = time;
@@ -306,7 +310,7 @@ __noinline __u64 chain_older(struct thread *w, __u64 t0)
 		if (first < FINE + COARSE) {
 			part = reading_diff(reading_total(w, first, i), at_end);
 			/* the share of [begin, end] that lies after t0 */
-			ns += part * ((end - t0) >> 10) / (((end - begin) >> 10) + 1);
+			ns += part * ((end - t0) >> 14) / (((end - begin) >> 14) + 1);
 		}
 		if (ns > left)
 			ns = left;
@@ -436,8 +440,11 @@ static __always_inline void chain_wakes(struct thread *t, struct lane *l, __u64 
 	 * Go's runtime wakes its threads for whatever goroutine is next: between the threads of one Go process
 	 * a wake-up says nothing of what was waited for.
 	 */
-	if (!w || w == t || !w->known || ((t->process.flags & PROCESS_GO) && w->tgid == t->tgid) || !wakes_itself(current)) {
+	if (!w || w == t || !w->known || ((t->process.flags & (PROCESS_GO | PROCESS_NO_LANE)) && w->tgid == t->tgid) ||
+	    !wakes_itself(current)) {
 		remember(t, STAGE_WAIT, t->out, now, now - t->out, 0);
+		if (now > t->out + LONG_WAIT_NS)
+			chain_read_totals(t, now); /* something new begins, likely */
 		return;
 	}
 	t->waker = w->tid;
@@ -607,6 +614,9 @@ static __always_inline void chain_sending(struct sock *sk)
 	if (!cpu)
 		return;
 	cpu->socket = (__u64)sk;
+	cpu->net = (__u64)sk->__sk_common.skc_net.net;
+	cpu->local = sk->__sk_common.skc_rcv_saddr;
+	cpu->remote = sk->__sk_common.skc_daddr;
 	cpu->tid = bpf_get_current_task_btf()->pid;
 	cpu->ports = port_pair(sk->__sk_common.skc_num, bpf_ntohs(sk->__sk_common.skc_dport));
 	cpu->ready = 0;
@@ -631,12 +641,11 @@ static __always_inline void chain_ready(struct sock *sk)
 	cpu->ready = 0;
 	if (cpu->ports != port_pair(bpf_ntohs(sk->__sk_common.skc_dport), sk->__sk_common.skc_num))
 		return;
-	from = (struct sock *)cpu->socket;
-	if (BPF_CORE_READ(from, __sk_common.skc_net.net) != sk->__sk_common.skc_net.net ||
-	    BPF_CORE_READ(from, __sk_common.skc_daddr) != sk->__sk_common.skc_rcv_saddr ||
-	    BPF_CORE_READ(from, __sk_common.skc_rcv_saddr) != sk->__sk_common.skc_daddr)
+	if (cpu->net != (__u64)sk->__sk_common.skc_net.net || cpu->remote != sk->__sk_common.skc_rcv_saddr ||
+	    cpu->local != sk->__sk_common.skc_daddr)
 		return;
 	if (sk->__sk_common.skc_family == AF_INET6) {
+		from = (struct sock *)cpu->socket;
 		struct in6_addr a = BPF_CORE_READ(from, __sk_common.skc_v6_daddr), b = sk->__sk_common.skc_v6_rcv_saddr;
 		__u64 *x = (__u64 *)&a, *y = (__u64 *)&b;
 		if (x[0] != y[0] || x[1] != y[1])

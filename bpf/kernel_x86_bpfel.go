@@ -22,6 +22,9 @@ type KernelArrival struct {
 type KernelChainCpu struct {
 	_      structs.HostLayout
 	Socket uint64
+	Net    uint64
+	Local  uint32
+	Remote uint32
 	Tid    uint32
 	Ports  uint32
 	Ready  uint32

@@ -145,12 +145,14 @@ static __always_inline void switched_out(struct thread *t, struct task_struct *p
 	l = lane_sync(t, owner_of(t, prev), now);
 	class = class_of(t, prev, preempted);
 	t->class = class;
-	t->off = 1;
 	t->out = now;
 	if (!t->known) {
 		t->known = now;
 		chain_read_totals(t, now);
 	}
+	/* from here on its waker, on another CPU, may look */
+	asm volatile("" ::: "memory");
+	t->off = 1;
 	if (class != STAGE_RUN_QUEUE)
 		t->queued_from = t->queued_to = 0;
 	if (class == STAGE_STOPPED && (t->process.flags & PROCESS_GO) && (prev->__state & TASK_STOPPED))

@@ -72,7 +72,8 @@ struct stretch {
 #define FINE 4
 #define COARSE 8
 #define COARSE_NS 16000000
-#define READING_SHIFT 6 /* kept in units of 64 ns: 32 bits hold 4.5 minutes */
+#define READING_SHIFT 6 /* kept in units of 64 ns: 32 bits hold 4.5 minutes, */
+#define READING_AGE_NS 100000000000 /* and older ones are not compared with */
 struct reading {
 	__u64 time;
 	__u32 total[KINDS + (KINDS & 1)];

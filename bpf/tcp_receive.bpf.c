@@ -137,6 +137,7 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 		c->base_stopped = conn_stopped(c, now);
 	} else {
 		c->no_lane = 1;
+		__builtin_memset(c->chained, 0, sizeof(c->chained));
 	}
 	if (accept)
 		conn_occurrence(c, STAGE_ACCEPT_QUEUE, c->start > c->established ? c->start : c->established, c->accepted);
@@ -170,8 +171,6 @@ static __always_inline void request_reset(struct conn *c, __u64 start)
 	c->body = c->body_receive = c->base_major = 0;
 	c->retransmit = c->retransmits = c->marked = 0;
 	__builtin_memset(c->done, 0, sizeof(c->done));
-	__builtin_memset(c->chained, 0, sizeof(c->chained));
-	c->chained_major = 0;
 	__builtin_memset(c->plain, 0, sizeof(c->plain));
 	if (c->seq > 1) {
 		/* what is still unsent or unread now is this request's */

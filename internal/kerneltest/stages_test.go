@@ -57,7 +57,10 @@ func evicted(_ *testing.T, s *server) func() {
 	return func() {}
 }
 
-func burnServer(t *testing.T, s *server) func() { return burn(t, s.pid()) }
+func burnServer(t *testing.T, s *server) func() {
+	t.Helper()
+	return burn(t, s.pid())
+}
 
 // burn keeps one CPU busy with 4 threads, and the process on it.
 func burn(t *testing.T, pid uint32) func() {
