@@ -262,7 +262,7 @@ func observeSlowly(t *testing.T, cfg probe.Config, pause func(), servers ...*ser
 	return w
 }
 
-// wait returns the finished requests, in the order of their ends, once there are n
+// wait returns the finished requests, in the order of their beginnings, once there are n
 // of them: one that a stall has delayed is given on later than others.
 func (w *watch) wait(n int) []assemble.Request {
 	w.t.Helper()
@@ -272,7 +272,7 @@ func (w *watch) wait(n int) []assemble.Request {
 		if len(w.finished) >= n {
 			defer w.mu.Unlock()
 			list := slices.Clone(w.finished)
-			slices.SortStableFunc(list, func(a, b assemble.Request) int { return cmp.Compare(a.End, b.End) })
+			slices.SortStableFunc(list, func(a, b assemble.Request) int { return cmp.Compare(a.Start, b.Start) })
 			return list
 		}
 		w.mu.Unlock()
