@@ -4,12 +4,14 @@ package kerneltest
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -267,7 +269,8 @@ func observeSlowly(t *testing.T, cfg probe.Config, pause func(), servers ...*ser
 	return w
 }
 
-// wait returns the finished requests once there are n of them.
+// wait returns the finished requests, in the order of their beginnings, once there are n
+// of them: one that a stall has delayed is given on later than others.
 func (w *watch) wait(n int) []assemble.Request {
 	w.t.Helper()
 	deadline := time.After(10 * time.Second)
@@ -275,7 +278,9 @@ func (w *watch) wait(n int) []assemble.Request {
 		w.mu.Lock()
 		if len(w.finished) >= n {
 			defer w.mu.Unlock()
-			return append([]assemble.Request(nil), w.finished...)
+			list := slices.Clone(w.finished)
+			slices.SortStableFunc(list, func(a, b assemble.Request) int { return cmp.Compare(a.Start, b.Start) })
+			return list
 		}
 		w.mu.Unlock()
 		select {

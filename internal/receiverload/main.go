@@ -49,7 +49,7 @@ func main() {
 	soak := flag.Duration("soak", 0, "instead, keep up a mixed load for so long and tell whether memory stays flat")
 	rate := flag.Float64("soak-rate", 300, "requests per second of the soak")
 	out := flag.String("out", "", "write the results to this file as JSON")
-	profile := flag.String("profile", "", "write a processor profile of each measurement to this directory")
+	profile := flag.String("profile", "", "write a processor profile of each measurement, or of a soak the heap at its end, to this directory")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		fail(fmt.Errorf("unexpected argument %q", flag.Arg(0)))
@@ -60,7 +60,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if *soak > 0 {
-		fail(runSoak(ctx, *soak, *rate, *out))
+		fail(runSoak(ctx, *soak, *rate, *out, *profile))
 		return
 	}
 	fail(runRates(ctx, *rates, *length, *out, *profile))

@@ -23,6 +23,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/receiver"
 	"go.opentelemetry.io/collector/receiver/receivertest"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.uber.org/zap"
 
@@ -66,7 +67,8 @@ func (r *result) check() error {
 type under struct {
 	server    *exec.Cmd
 	addr      string
-	telemetry *componenttest.Telemetry
+	reader    *sdkmetric.ManualReader
+	telemetry *sdkmetric.MeterProvider
 	members   []interface {
 		Shutdown(context.Context) error
 	}
@@ -75,7 +77,8 @@ type under struct {
 
 // start starts a server, and a receiver that watches it.
 func start() (_ *under, err error) {
-	u := &under{telemetry: componenttest.NewTelemetry()}
+	u := &under{reader: sdkmetric.NewManualReader()}
+	u.telemetry = sdkmetric.NewMeterProvider(sdkmetric.WithReader(u.reader))
 	if u.server, u.addr, err = startServer(); err != nil {
 		return nil, err
 	}
@@ -91,7 +94,8 @@ func start() (_ *under, err error) {
 	}
 	cfg.Targets = []ebpfllmreceiver.TargetConfig{{PID: u.server.Process.Pid}}
 	set := receivertest.NewNopSettings(factory.Type())
-	set.TelemetrySettings = u.telemetry.NewTelemetrySettings()
+	// not componenttest.NewTelemetry, which keeps a span of each delivery for ever
+	set.MeterProvider = u.telemetry
 	set.Logger, err = zap.Config{Level: zap.NewAtomicLevelAt(zap.WarnLevel), Encoding: "console", OutputPaths: []string{"stderr"}, EncoderConfig: zap.NewProductionEncoderConfig()}.Build()
 	if err != nil {
 		return nil, err
@@ -151,21 +155,29 @@ func (u *under) stop() error {
 // counter reads one of the receiver's own metrics, by its attribute; values of
 // zero are left out.
 func (u *under) counter(name string) (map[string]uint64, error) {
-	m, err := u.telemetry.GetMetric("otelcol_receiver_ebpfllm_" + name)
-	if err != nil {
+	var all metricdata.ResourceMetrics
+	if err := u.reader.Collect(context.Background(), &all); err != nil {
 		return nil, err
 	}
-	sum, ok := m.Data.(metricdata.Sum[int64])
-	if !ok {
-		return nil, fmt.Errorf("%s is no counter", name)
-	}
 	values := map[string]uint64{}
-	for _, p := range sum.DataPoints {
-		if kv, ok := p.Attributes.Get(0); ok && p.Value > 0 {
-			values[kv.Value.AsString()] = uint64(p.Value)
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			if m.Name != "otelcol_receiver_ebpfllm_"+name {
+				continue
+			}
+			sum, ok := m.Data.(metricdata.Sum[int64])
+			if !ok {
+				return nil, fmt.Errorf("%s is no counter", name)
+			}
+			for _, p := range sum.DataPoints {
+				if kv, ok := p.Attributes.Get(0); ok && p.Value > 0 {
+					values[kv.Value.AsString()] = uint64(p.Value)
+				}
+			}
+			return values, nil
 		}
 	}
-	return values, nil
+	return nil, fmt.Errorf("the receiver has no metric %s", name)
 }
 
 // settle is how long the receiver takes at the most to give on what it has read

@@ -10,6 +10,9 @@ import (
 	"maps"
 	"math"
 	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/pprof"
 	"slices"
 	"text/tabwriter"
 	"time"
@@ -41,7 +44,7 @@ const samplesOfSoak = 120
 
 // runSoak keeps up a mixed load and samples what the receiver holds. The error
 // names what grows.
-func runSoak(ctx context.Context, length time.Duration, rate float64, out string) error {
+func runSoak(ctx context.Context, length time.Duration, rate float64, out, profile string) error {
 	if length < time.Minute {
 		return fmt.Errorf("-soak is %v: in less than a minute no trend shows", length)
 	}
@@ -50,6 +53,9 @@ func runSoak(ctx context.Context, length time.Duration, rate float64, out string
 		return err
 	}
 	rep, err := u.soak(ctx, length, rate)
+	if profile != "" {
+		err = errors.Join(err, writeHeap(filepath.Join(profile, "receiver-heap.pprof")))
+	}
 	if err := errors.Join(err, u.stop()); err != nil {
 		return err
 	}
@@ -67,6 +73,16 @@ func runSoak(ctx context.Context, length time.Duration, rate float64, out string
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// writeHeap says what holds the memory that is left.
+func writeHeap(path string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	runtime.GC()
+	return errors.Join(pprof.Lookup("heap").WriteTo(f, 0), f.Close())
 }
 
 func (u *under) soak(ctx context.Context, length time.Duration, rate float64) (*soakReport, error) {
