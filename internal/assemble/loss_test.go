@@ -10,9 +10,9 @@ import (
 	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
-// whole feeds a request whose last byte reached the device at 20 ms, and whose
+// answeredWhole feeds a request whose last byte reached the device at 20 ms, and whose
 // kernel would send again after rto ms what is not acknowledged.
-func whole(a *Assembler, rto uint64) {
+func answeredWhole(a *Assembler, rto uint64) {
 	r := asked(1, 1, 10, get)
 	p := sent(r, 20, len(ok)+2)
 	p.Unacked = rto * ms
@@ -32,7 +32,7 @@ func tick(at uint64) *probe.Tick { return &probe.Tick{Now: at * ms} }
 func TestALostResponseEndsWithItsAcknowledgement(t *testing.T) {
 	var l log
 	a := New(Config{}, &l)
-	whole(a, 200)
+	answeredWhole(a, 200)
 	assert.Empty(t, l.finished, "its last bytes may yet prove lost")
 	feed(a, resent(221, false, false), tick(500))
 	assert.Empty(t, l.finished, "the client does not have it yet")
@@ -62,7 +62,7 @@ func TestAWholeResponseIsGivenOnWhenNothingCanProveLost(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var l log
 			a := New(c.cfg, &l)
-			whole(a, 200)
+			answeredWhole(a, 200)
 			if c.then != nil {
 				feed(a, tick(30))
 				assert.Empty(t, l.finished)
@@ -80,7 +80,7 @@ func TestAWholeResponseIsGivenOnWhenNothingCanProveLost(t *testing.T) {
 func TestAWholeResponseHoldsNoLane(t *testing.T) {
 	var l log
 	a := New(Config{MinDuration: ms}, &l)
-	whole(a, 200)
+	answeredWhole(a, 200)
 	feed(a, stretch(0, thread, stage.Lock, 30, 60))
 	assert.Empty(t, l.occurrences, "what its thread does now is another's")
 }
@@ -88,7 +88,7 @@ func TestAWholeResponseHoldsNoLane(t *testing.T) {
 func TestALossThatIsGivenUpIsAborted(t *testing.T) {
 	var l log
 	a := New(Config{}, &l)
-	whole(a, 200)
+	answeredWhole(a, 200)
 	feed(a, resent(221, false, false), resent(900, true, false), &probe.Close{Socket: socket(1, 1, 900), Final: true})
 	r := only(t, l.finished)
 	assert.Equal(t, []string{IncompleteAborted}, r.Incomplete)
@@ -113,7 +113,7 @@ func TestALossInTheMiddleDoesNotMoveTheEnd(t *testing.T) {
 func TestALossThatShowsTooLateIsCounted(t *testing.T) {
 	var l log
 	a := New(Config{}, &l)
-	whole(a, 200)
+	answeredWhole(a, 200)
 	feed(a, tick(2000), resent(2100, false, false), resent(2200, true, true))
 	require.Len(t, l.finished, 1)
 	assert.EqualValues(t, 1, a.Unparsed()["retransmitted_late"])
@@ -122,13 +122,13 @@ func TestALossThatShowsTooLateIsCounted(t *testing.T) {
 func TestStoppingDoesNotMakeAWholeResponseIncomplete(t *testing.T) {
 	var l log
 	a := New(Config{}, &l)
-	whole(a, 200)
+	answeredWhole(a, 200)
 	a.Close()
 	assert.Empty(t, only(t, l.finished).Incomplete)
 
 	l = log{}
 	a = New(Config{}, &l)
-	whole(a, 200)
+	answeredWhole(a, 200)
 	feed(a, resent(221, false, false))
 	a.Close()
 	assert.Equal(t, []string{IncompleteStopped}, only(t, l.finished).Incomplete, "when the client had it is not known")
