@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ebpfllm/ebpfllm/internal/process"
 	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
@@ -104,7 +105,7 @@ type server struct {
 	program
 	url     string
 	cpu     int
-	process *process
+	process *process.Process
 }
 
 // startServer starts a program at an address, on one CPU. It may have as many running threads
@@ -112,19 +113,19 @@ type server struct {
 // hold up the others.
 func startServer(ctx context.Context, p program, address string, cpu int, logs string, env []string, args ...string) (*server, error) {
 	args = append(append([]string{"-listen", address}, p.args...), args...)
-	child, err := startProcess(filepath.Base(p.path), filepath.Join(logs, "server.log"), []int{cpu}, append(env, "GOMAXPROCS=4"), p.path, args...)
+	child, err := process.Start(filepath.Base(p.path), filepath.Join(logs, "server.log"), []int{cpu}, append(env, "GOMAXPROCS=4"), p.path, args...)
 	if err != nil {
 		return nil, err
 	}
 	// Other work on this machine should disturb the server as little as
 	// possible: what it still does is in the kernel's record of the request.
 	s := &server{program: p, cpu: cpu, process: child}
-	err = favour(child.pid(), cpu)
+	err = process.Favour(child.PID(), cpu)
 	if err == nil {
-		err = child.waitFor(ctx, "ready", func() (ok bool) { s.url, ok = child.logLine("listening on "); return ok })
+		err = child.WaitFor(ctx, "ready", func() (ok bool) { s.url, ok = child.LogLine("listening on "); return ok })
 	}
 	if err != nil {
-		child.abandon()
+		child.Abandon()
 		return nil, err
 	}
 	return s, nil
