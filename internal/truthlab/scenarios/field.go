@@ -1,0 +1,5 @@
+package scenarios
+
+import "github.com/ebpfllm/ebpfllm/internal/truthlab/lab"
+
+func field() []lab.Scenario { return nil }
