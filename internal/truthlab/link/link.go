@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
@@ -119,8 +118,11 @@ func (l *Link) NetNS() (uint32, error) { return l.ns.inode() }
 // stays there; goroutines that it starts do not run there.
 func (l *Link) Do(f func() error) error { return l.ns.do(f) }
 
-// Start starts a command in the server's namespace.
-func (l *Link) Start(cmd *exec.Cmd) error { return l.Do(cmd.Start) }
+// Enter gives the command line that runs a program in the server's namespace:
+// nsenter, of util-linux, which becomes the program.
+func (l *Link) Enter(path string, args ...string) []string {
+	return append([]string{"nsenter", fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), l.ns.file.Fd()), path}, args...)
+}
 
 // Listen opens a listener at the far end, on a port that is free there.
 func (l *Link) Listen() (listener net.Listener, err error) {
@@ -145,12 +147,12 @@ func (l *Link) Set(d Direction, p Path) {
 	l.paths[d].sent = time.Time{}
 }
 
-// Drop drops the next n segments that carry data from or to a TCP port. It
-// takes the place of an earlier one.
-func (l *Link) Drop(d Direction, port uint16, n int) {
+// Drop drops the next n TCP segments whose data contain text, of those that
+// no earlier Drop waits for.
+func (l *Link) Drop(d Direction, text string, n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.paths[d].dropPort, l.paths[d].drop = port, n
+	l.paths[d].drops = append(l.paths[d].drops, drop{text: []byte(text), n: n})
 }
 
 // Stats of a direction so far.
@@ -243,7 +245,7 @@ func (l *Link) step(buffer []byte) (time.Duration, error) {
 // urgent makes the present thread run as soon as it can, and its sleeps end when
 // they should.
 func urgent() error {
-	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
+	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 2}
 	if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
 		// a cgroup without real-time runtime refuses it
 		if nice := unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20); nice != nil {

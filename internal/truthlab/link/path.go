@@ -4,8 +4,8 @@ package link
 
 import (
 	"bytes"
-	"encoding/binary"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -44,8 +44,13 @@ type path struct {
 	sent   time.Time
 	due    time.Time
 
-	dropPort uint16
-	drop     int // data segments of dropPort to be dropped yet
+	drops []drop
+}
+
+// drop is an order to drop segments.
+type drop struct {
+	text []byte // that their data contain
+	n    int    // how many yet
 }
 
 type packet struct {
@@ -58,8 +63,7 @@ func (p *path) take(data []byte, now time.Time) bool {
 	if len(data) < 20 || data[0]>>4 != 4 {
 		return false
 	}
-	if p.drop > 0 && p.dropPort != 0 && carries(data, p.dropPort) {
-		p.drop--
+	if p.chosen(data) {
 		p.stats.Chosen++
 		return false
 	}
@@ -121,15 +125,27 @@ func (p *path) deliver(now time.Time) {
 	p.queue = p.queue[n:]
 }
 
-// carries tells whether an IPv4 packet is a TCP segment with data, from or to a port.
-func carries(data []byte, port uint16) bool {
-	head := int(data[0]&0xf) * 4
-	if data[9] != 6 || len(data) < head+20 {
-		return false
+// chosen tells whether a packet is to be dropped by order, and notes that it is.
+func (p *path) chosen(packet []byte) bool {
+	carried := tcpData(packet)
+	for i := range p.drops {
+		if !bytes.Contains(carried, p.drops[i].text) {
+			continue
+		}
+		if p.drops[i].n--; p.drops[i].n <= 0 {
+			p.drops = slices.Delete(p.drops, i, i+1)
+		}
+		return true
 	}
-	tcp := data[head:]
-	if binary.BigEndian.Uint16(tcp) != port && binary.BigEndian.Uint16(tcp[2:]) != port {
-		return false
+	return false
+}
+
+// tcpData is what an IPv4 packet carries, if it is a TCP segment.
+func tcpData(packet []byte) []byte {
+	head := int(packet[0]&0xf) * 4
+	if packet[9] != unix.IPPROTO_TCP || len(packet) < head+20 {
+		return nil
 	}
-	return len(tcp) > int(tcp[12]>>4)*4
+	segment := packet[head:]
+	return segment[min(len(segment), int(segment[12]>>4)*4):]
 }

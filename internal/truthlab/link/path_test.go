@@ -3,7 +3,7 @@
 package link
 
 import (
-	"encoding/binary"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,15 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// segment is an IPv4 packet of a TCP segment that carries n bytes.
-func segment(from, to uint16, n int) []byte {
-	p := make([]byte, 40+n)
-	p[0], p[9] = 0x45, 6
-	binary.BigEndian.PutUint16(p[20:], from)
-	binary.BigEndian.PutUint16(p[22:], to)
+// segment is an IPv4 packet of a TCP segment.
+func segment(data string) []byte {
+	p := make([]byte, 40, 40+len(data))
+	p[0], p[9] = 0x45, unix.IPPROTO_TCP
 	p[32] = 5 << 4
-	return p
+	return append(p, data...)
 }
+
+// kilobyte is a packet of 1,000 bytes.
+var kilobyte = segment(strings.Repeat("x", 960))
 
 // testPath is a path whose far end is a socket that keeps packets apart.
 func testPath(t *testing.T, c Path) (p *path, received func() int) {
@@ -45,7 +46,7 @@ func TestPacketsAreDueAfterDelayAndRate(t *testing.T) {
 	// 1,000 bytes take 8 ms at 1 Mbit/s
 	p, received := testPath(t, Path{Delay: 10 * time.Millisecond, Rate: 1e6})
 	for range 3 {
-		require.True(t, p.take(segment(1, 2, 960), t0))
+		require.True(t, p.take(kilobyte, t0))
 	}
 	for _, c := range []struct {
 		at   time.Duration
@@ -63,7 +64,7 @@ func TestPacketsAreDueAfterDelayAndRate(t *testing.T) {
 func TestJitterKeepsTheOrder(t *testing.T) {
 	p, received := testPath(t, Path{Jitter: 50 * time.Millisecond})
 	for i := range 100 {
-		p.take(segment(1, 2, 1), t0.Add(time.Duration(i)*time.Millisecond))
+		p.take(segment("x"), t0.Add(time.Duration(i)*time.Millisecond))
 	}
 	last := time.Time{}
 	for _, q := range p.queue {
@@ -78,52 +79,57 @@ func TestAFullBufferDrops(t *testing.T) {
 	// at 1 Mbit/s: one packet is being sent and its bytes still wait, two more fit beside it
 	p, _ := testPath(t, Path{Rate: 1e6, Buffer: 3000})
 	for range 10 {
-		p.take(segment(1, 2, 960), t0)
+		p.take(kilobyte, t0)
 	}
 	assert.Equal(t, 7, p.stats.Full)
 	assert.Len(t, p.queue, 3)
-	assert.True(t, p.take(segment(1, 2, 960), t0.Add(8*time.Millisecond)), "there is room again when one has gone")
+	assert.True(t, p.take(kilobyte, t0.Add(8*time.Millisecond)), "there is room again when one has gone")
 }
 
 func TestLossIsTheShareAskedFor(t *testing.T) {
 	p, _ := testPath(t, Path{Loss: 0.2})
 	for range 10000 {
-		p.take(segment(1, 2, 1), t0)
+		p.take(segment("x"), t0)
 	}
 	assert.InDelta(t, 2000, p.stats.Lost, 300) // 7.5 standard deviations
 	assert.Len(t, p.queue, 10000-p.stats.Lost)
 }
 
-func TestDropTakesOnlyDataOfItsPort(t *testing.T) {
+func TestDropTakesWhatItNamesOnce(t *testing.T) {
 	p, _ := testPath(t, Path{})
-	p.dropPort, p.drop = 80, 2
-	udp := segment(80, 9, 5)
-	udp[9] = 17
+	p.drops = []drop{{[]byte("needle"), 2}, {[]byte("pin"), 1}}
+	udp := segment("needle")
+	udp[9] = unix.IPPROTO_UDP
+	options := segment("needle") // are the head's
+	options[32] = 7 << 4
 	for _, c := range []struct {
 		name string
 		data []byte
 		kept bool
 	}{
-		{"no data", segment(80, 9, 0), true},
-		{"another port", segment(81, 9, 5), true},
+		{"no data", segment(""), true},
+		{"other data", segment("haystack"), true},
 		{"another protocol", udp, true},
-		{"a stray piece", segment(80, 9, 5)[:19], false},
-		{"not IPv4", append([]byte{0x60}, segment(80, 9, 5)[1:]...), false},
-		{"too short for TCP", segment(80, 9, 5)[:30], true},
-		{"from the port", segment(80, 9, 5), false},
-		{"to the port", segment(9, 80, 5), false},
-		{"when n are dropped", segment(80, 9, 5), true},
+		{"in the head", options, true},
+		{"a head longer than the packet", append(segment("")[:32], 0xf0, 0, 0, 0, 0, 0, 0, 0), true},
+		{"a stray piece", segment("needle")[:19], false},
+		{"not IPv4", append([]byte{0x60}, segment("needle")[1:]...), false},
+		{"too short for TCP", segment("needle")[:30], true},
+		{"named", segment("a needle here"), false},
+		{"named too", segment("pin"), false},
+		{"named again", segment("needle"), false},
+		{"when n are dropped", segment("needle, pin"), true},
 	} {
 		assert.Equal(t, c.kept, p.take(c.data, t0), c.name)
 	}
-	assert.Equal(t, 2, p.stats.Chosen)
+	assert.Equal(t, 3, p.stats.Chosen)
 }
 
 func TestAChangeLeavesWhatIsOnTheWay(t *testing.T) {
 	p, received := testPath(t, Path{Delay: 50 * time.Millisecond})
-	p.take(segment(1, 2, 1), t0)
+	p.take(segment("x"), t0)
 	p.Path = Path{}
-	p.take(segment(1, 2, 1), t0)
+	p.take(segment("x"), t0)
 	p.deliver(t0.Add(49 * time.Millisecond))
 	assert.Zero(t, received(), "a later packet does not overtake")
 	p.deliver(t0.Add(50 * time.Millisecond))
