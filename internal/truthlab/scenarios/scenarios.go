@@ -10,5 +10,5 @@ import (
 
 // All are the scenarios, in the order of the table.
 func All() []lab.Scenario {
-	return slices.Concat(host(), network(), servers(), field())
+	return slices.Concat(host(), network(), serverShapes(), field())
 }

@@ -16,13 +16,13 @@ import (
 
 	"github.com/ebpfllm/ebpfllm/internal/disturb"
 	"github.com/ebpfllm/ebpfllm/internal/truthlab/lab"
-	shape "github.com/ebpfllm/ebpfllm/internal/truthlab/servers"
+	"github.com/ebpfllm/ebpfllm/internal/truthlab/servers"
 )
 
-// servers are the main faults on every shape of server but the plain C ones,
+// serverShapes are the main faults on every shape of server but the plain C ones,
 // among them three that nobody here wrote: llama.cpp, uvicorn and Node.
-func servers() []lab.Scenario {
-	golang, asyncio, uvicorn, node := shape.Go(), shape.Asyncio(), shape.Uvicorn(), shape.Node()
+func serverShapes() []lab.Scenario {
+	golang, asyncio, uvicorn, node := servers.Go(), servers.Asyncio(), servers.Uvicorn(), servers.Node()
 	python := pathsOf("", "cpu", "collect", "lock", "pipe", "read", "map", "touch")
 	all := slices.Concat(
 		mainFaults(golang, paths{
@@ -64,12 +64,12 @@ func servers() []lab.Scenario {
 			},
 		},
 	)
-	for _, api := range []string{shape.Loop, shape.Threads} {
-		for _, transport := range []string{shape.Unix, shape.SharedMemory} {
-			all = append(all, engineFaults(shape.Engine(api, transport))...)
+	for _, api := range []string{servers.Loop, servers.Threads} {
+		for _, transport := range []string{servers.Unix, servers.SharedMemory} {
+			all = append(all, engineFaults(servers.Engine(api, transport))...)
 		}
 	}
-	return append(all, slices.DeleteFunc(engineFaults(shape.AsyncioEngine()),
+	return append(all, slices.DeleteFunc(engineFaults(servers.AsyncioEngine()),
 		func(s lab.Scenario) bool { return strings.Contains(s.Name, "run_queue") })...)
 }
 
@@ -213,7 +213,7 @@ func nodeFaults(server lab.Server) []lab.Scenario {
 			Name: "lock", Stage: "lock", Normal: get("/append?1"), Affected: get("/append?1"),
 			What: "a line is written to a log that another process writes to just now, in a write that takes long",
 			Setup: func(ctx context.Context, rig *lab.Rig) (err error) {
-				hold, err = shape.HoldWrites(ctx, rig, rig.Paths["log"])
+				hold, err = servers.HoldWrites(ctx, rig, rig.Paths["log"])
 				return err
 			},
 			Before: func(_ context.Context, rig *lab.Rig) error { return hold(rig.Length) },
@@ -264,7 +264,7 @@ func llamaFaults() []lab.Scenario {
 		scenarios[i].Normal = chat(1, 1)
 		scenarios[i].Load = lab.Load{Connections: 1, Rate: 25}
 	}
-	return on(shape.LlamaCPP(1), scenarios)
+	return on(servers.LlamaCPP(1), scenarios)
 }
 
 // get asks for a path.
