@@ -74,9 +74,11 @@ func (l *load) connection(ctx context.Context, next time.Time, interval time.Dur
 		}
 		asked := l.faulty && l.scenario.Inject == nil && l.count.Add(1)%int64(l.scenario.Load.Every) == 0
 		ask := &l.scenario.Normal
+		var prepared time.Time
 		if asked {
 			ask = &l.scenario.Affected
 			if l.scenario.Before != nil {
+				prepared = time.Now()
 				if err := l.scenario.Before(ctx, l.rig); err != nil {
 					return fmt.Errorf("before an affected request: %w", err)
 				}
@@ -87,7 +89,7 @@ func (l *load) connection(ctx context.Context, next time.Time, interval time.Dur
 		if err != nil {
 			return err
 		}
-		s.Asked = asked
+		s.Asked, s.Prepared = asked, prepared
 		l.mu.Lock()
 		l.samples = append(l.samples, s)
 		l.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/ebpfllm/ebpfllm/internal/process"
@@ -115,8 +116,8 @@ func (r *Rig) close() error {
 		p.Abandon()
 	}
 	var errs []error
-	for i := len(r.cleanups) - 1; i >= 0; i-- {
-		errs = append(errs, r.cleanups[i]())
+	for _, undo := range slices.Backward(r.cleanups) {
+		errs = append(errs, undo())
 	}
 	return errors.Join(append(errs, os.RemoveAll(r.Dir))...)
 }

@@ -53,9 +53,13 @@ func New(size Size, log io.Writer) (*Lab, error) {
 
 // Run runs one scenario. What kept it from being run is in the result.
 func (l *Lab) Run(ctx context.Context, s Scenario) *Result {
-	s = s.withDefaults()
 	began := time.Now()
-	result, err := l.run(ctx, &s)
+	err := s.Validate()
+	s = s.withDefaults()
+	var result *Result
+	if err == nil {
+		result, err = l.run(ctx, &s)
+	}
 	if result == nil {
 		result = describe(&s)
 	}
@@ -71,9 +75,6 @@ func (l *Lab) Run(ctx context.Context, s Scenario) *Result {
 }
 
 func (l *Lab) run(ctx context.Context, s *Scenario) (result *Result, err error) {
-	if err := s.Validate(); err != nil {
-		return nil, err
-	}
 	rig, err := newRig(l.cpu, l.others, s.Length, func(format string, arguments ...any) {
 		fmt.Fprintf(l.log, "    "+format+"\n", arguments...)
 	})
@@ -288,7 +289,11 @@ func classify(samples []*Sample, windows []window, s *Scenario) *outcome {
 // or with one that such a one held up.
 func besideAsked(x *Sample, samples []*Sample) bool {
 	for _, a := range samples {
-		if a.Asked && x.Start.Before(a.End.Add(settling)) && a.Start.Before(x.End) {
+		begin := a.Start
+		if !a.Prepared.IsZero() {
+			begin = a.Prepared
+		}
+		if a.Asked && x.Start.Before(a.End.Add(settling)) && begin.Before(x.End) {
 			return true
 		}
 	}
@@ -308,4 +313,3 @@ func maxTime(a, b time.Time) time.Time {
 	}
 	return b
 }
-

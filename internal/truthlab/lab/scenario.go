@@ -142,6 +142,7 @@ type Sample struct {
 	Trace      pcommon.TraceID
 	Span       pcommon.SpanID // the parent that the traceparent names
 	Asked      bool           // it asked for Affected
+	Prepared   time.Time      // before Before; zero without it
 	Start, End time.Time      // before connecting or the first byte sent; after the last byte read
 	Fault      time.Duration  // the header Fault-Nanoseconds; 0 without it
 }
@@ -164,7 +165,7 @@ func Unavailable(format string, arguments ...any) error {
 // A Class is a group of scenarios that one bar holds for.
 type Class string
 
-// The classes, from the issue of what the kernel can know.
+// The classes.
 const (
 	ClassSocket  Class = "socket"  // read from socket state, whatever the server does
 	ClassThread  Class = "thread"  // a thread, or an event loop, serves the request
@@ -228,10 +229,10 @@ func (s *Scenario) Validate() error {
 		errs = append(errs, errors.New("needs either Affected or Inject"))
 	}
 	if s.Before != nil && !byRequest {
-		errs = append(errs, errors.New("Before without Affected is never called"))
+		errs = append(errs, errors.New("has Before without Affected: it is never called"))
 	}
 	if s.Length != 0 && s.Length < MinAffected {
-		errs = append(errs, fmt.Errorf("Length %v is shorter than %v", s.Length, MinAffected))
+		errs = append(errs, fmt.Errorf("has a Length of %v, shorter than %v", s.Length, MinAffected))
 	}
 	if s.Control && s.Stage != "cpu" && s.Stage != "wait" {
 		errs = append(errs, fmt.Errorf("a control is cpu or wait, not %s", s.Stage))

@@ -156,7 +156,7 @@ func (b *baseline) excess(s *Seen) map[key]float64 {
 // name chooses the stage to be named: of the best rank whose largest excess is at
 // least half of the largest of all.
 func name(excess map[key]float64) string {
-	const comparable = 0.5
+	const comparableShare = 0.5
 	var best [ranks]float64
 	var named [ranks]string
 	most := 0.0
@@ -172,7 +172,7 @@ func name(excess map[key]float64) string {
 		most = max(most, v)
 	}
 	for r := range ranks {
-		if named[r] != "" && best[r] >= comparable*most {
+		if named[r] != "" && best[r] >= comparableShare*most {
 			return named[r]
 		}
 	}

@@ -1,19 +1,21 @@
 /*
- * A server for the kernel tests, in the two shapes that are not Go's: a thread
- * per connection (default) or one event loop (-loop). Each path delays its
- * request in one known way:
+ * A server in the two shapes that are not Go's: a thread per connection (default)
+ * or one event loop (-loop). Each path delays its request in one known way, and the
+ * header Fault-Nanoseconds says for how long:
  *
  *   /cpu?MS      computes            /sleep?MS   sleeps
  *   /lock?MS     waits for a mutex that another thread holds for MS
  *   /pipe?MS     reads a pipe that another thread writes to after MS
- *   /read        reads FILE, buffered, through the page cache
- *   /direct      reads FILE past the page cache
- *   /map         touches a mapping of FILE, page by page
+ *   /read        reads FILE, buffered, through the page cache; /read?N reads FILE.N
+ *   /direct      reads FILE past the page cache, likewise
+ *   /map         touches a mapping of FILE, page by page, likewise
  *   /touch?MIB   touches fresh memory
  *   /accept?MS   answers; the next accept but one, at the latest, waits for MS
  *   /big?KIB     answers with KIB KiB
  *   /stream?N    answers in N chunks
  *   /body        answers when the whole body is read
+ *
+ * and those of faults.c.
  *
  * usage: server PORT FILE [-loop]
  */
@@ -34,7 +36,7 @@
 #include <unistd.h>
 
 static const char *file;
-static volatile int accept_stall;
+static volatile int accept_stall, loop_shape;
 static volatile long sink;
 
 static long now_ms(void)
@@ -76,6 +78,25 @@ static void *write_pipe(void *arg)
 	return 0;
 }
 
+static long now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* FILE, or FILE.N */
+static const char *file_of(long n)
+{
+	static __thread char name[4096];
+	if (!n)
+		return file;
+	snprintf(name, sizeof(name), "%s.%ld", file, n);
+	return name;
+}
+
+#include "faults.c"
+
 static void delay(const char *path, long arg)
 {
 	pthread_t t;
@@ -106,14 +127,14 @@ static void delay(const char *path, long arg)
 		close(h.pipe[1]);
 	} else if (!strcmp(path, "/read") || !strcmp(path, "/direct")) {
 		static __thread void *buffer;
-		int fd = open(file, O_RDONLY | (path[1] == 'd' ? O_DIRECT : 0));
+		int fd = open(file_of(arg), O_RDONLY | (path[1] == 'd' ? O_DIRECT : 0));
 		if (!buffer && posix_memalign(&buffer, 4096, 1 << 20))
 			abort();
 		while (read(fd, buffer, 1 << 20) > 0)
 			;
 		close(fd);
 	} else if (!strcmp(path, "/map")) {
-		int fd = open(file, O_RDONLY);
+		int fd = open(file_of(arg), O_RDONLY);
 		struct stat st;
 		fstat(fd, &st);
 		char *p = mmap(0, st.st_size, PROT_READ, MAP_SHARED, fd, 0);
@@ -173,7 +194,12 @@ static int answer(int fd)
 			n += k;
 		}
 	}
-	delay(path, arg);
+	safepoint();
+	long began = now_ns(), took = fault(path, arg);
+	if (took < 0) {
+		delay(path, arg);
+		took = now_ns() - began;
+	}
 	if (!strcmp(path, "/accept"))
 		accept_stall = arg;
 	if (!strcmp(path, "/stream")) {
@@ -187,7 +213,7 @@ static int answer(int fd)
 		return 1;
 	}
 	long body = !strcmp(path, "/big") ? arg << 10 : 2;
-	snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: %ld\r\n\r\n", body);
+	snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: %ld\r\nFault-Nanoseconds: %ld\r\n\r\n", body, took);
 	char *out = calloc(1, strlen(head) + body);
 	memcpy(out, head, strlen(head));
 	send_all(fd, out, strlen(head) + body);
@@ -207,9 +233,11 @@ int main(int argc, char **argv)
 {
 	struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(atoi(argv[1])),
 				 .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	int one = 1, s = socket(AF_INET, SOCK_STREAM, 0), loop = argc > 3;
+	int one = 1, s = socket(AF_INET, SOCK_STREAM, 0);
 
 	file = argv[2];
+	loop_shape = argc > 3;
+	start_engine();
 	signal(SIGPIPE, SIG_IGN);
 	setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	if (bind(s, (void *)&a, sizeof(a)) || listen(s, 128)) {
@@ -218,9 +246,10 @@ int main(int argc, char **argv)
 	}
 	puts("ready");
 	fflush(stdout);
-	if (!loop)
+	if (!loop_shape)
 		for (;;) {
 			pthread_t t;
+			await(s);
 			if (accept_stall) {
 				sleep_ms(accept_stall);
 				accept_stall = 0;

@@ -1,0 +1,205 @@
+/*
+ * Faults that only the truth lab asks for; included by server.c. A path that is not
+ * one of them is left to delay().
+ *
+ *   /write?MS    writes to a full pipe that another thread empties after MS
+ *   /sync?KIB    writes to a file of its own and fsyncs it; the fsync is the delay
+ *   /hold?MS     answers; from then on the accept loop rests for MS (an event loop:
+ *                rests before it answers)
+ *   /compact     has the kernel compact memory, in this thread's own time
+ *   /spin?MS     spins on a lock that another thread holds for MS, without a system call
+ *   /engine?MS   waits for a thread of this process that computes for MS
+ *   /collect?MS  stops the world and collects garbage for MS: every other request
+ *                waits at its next safepoint
+ *   /batch?MS    answers at a tick of a timer of MS, not at the very next
+ */
+#include <sys/eventfd.h>
+#include <poll.h>
+
+static int hold_event = -1;
+
+static void compute_ms(long ms)
+{
+	for (long end = now_ns() + ms * 1000000; now_ns() < end;)
+		for (int i = 0; i < 1000; i++)
+			sink += i;
+}
+
+/* Waits until a connection can be accepted, and rests when it is told to. */
+static void await(int listener)
+{
+	struct pollfd p[2] = { { listener, POLLIN, 0 }, { hold_event, POLLIN, 0 } };
+	unsigned long ms;
+
+	while (poll(p, 2, -1) > 0 && (p[1].revents & POLLIN)) {
+		if (read(hold_event, &ms, sizeof(ms)) == sizeof(ms))
+			sleep_ms(ms);
+	}
+}
+
+/* An engine: one thread that does the work of all. */
+static struct {
+	pthread_mutex_t mutex;
+	pthread_cond_t work, done;
+	long asked, finished, ms;
+} engine = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0 };
+
+static void *run_engine(void *unused)
+{
+	for (;;) {
+		pthread_mutex_lock(&engine.mutex);
+		while (engine.finished == engine.asked)
+			pthread_cond_wait(&engine.work, &engine.mutex);
+		long ms = engine.ms;
+		pthread_mutex_unlock(&engine.mutex);
+		compute_ms(ms);
+		pthread_mutex_lock(&engine.mutex);
+		engine.finished++;
+		pthread_cond_broadcast(&engine.done);
+		pthread_mutex_unlock(&engine.mutex);
+	}
+	return unused;
+}
+
+static void start_engine(void)
+{
+	pthread_t t;
+	hold_event = eventfd(0, EFD_NONBLOCK);
+	pthread_create(&t, 0, run_engine, 0);
+	pthread_detach(t);
+}
+
+static void ask_engine(long ms)
+{
+	pthread_mutex_lock(&engine.mutex);
+	engine.ms = ms;
+	long mine = ++engine.asked;
+	pthread_cond_signal(&engine.work);
+	while (engine.finished < mine)
+		pthread_cond_wait(&engine.done, &engine.mutex);
+	pthread_mutex_unlock(&engine.mutex);
+}
+
+/* A managed runtime, of which this is the part that hurts. */
+static struct {
+	pthread_mutex_t mutex;
+	pthread_cond_t runs;
+	int stopped;
+} world = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0 };
+
+static void safepoint(void)
+{
+	pthread_mutex_lock(&world.mutex);
+	while (world.stopped)
+		pthread_cond_wait(&world.runs, &world.mutex);
+	pthread_mutex_unlock(&world.mutex);
+}
+
+static void *drain(void *arg)
+{
+	struct hold *h = arg;
+	static __thread char all[1 << 20];
+	sleep_ms(h->ms);
+	if (read(h->pipe[0], all, sizeof(all)) < 0)
+		perror("read");
+	return 0;
+}
+
+struct spun {
+	int held;
+	long ms;
+};
+
+static void *hold_spinlock(void *arg)
+{
+	struct spun *h = arg;
+	__atomic_store_n(&h->held, 1, __ATOMIC_RELEASE);
+	sleep_ms(h->ms);
+	__atomic_store_n(&h->held, 0, __ATOMIC_RELEASE);
+	return 0;
+}
+
+/* Returns how long the delay was, in nanoseconds; -1 if the path is no fault. */
+static long fault(const char *path, long arg)
+{
+	long begin = now_ns();
+
+	if (!strcmp(path, "/write")) {
+		static __thread char page[4096];
+		struct hold h = { .ms = arg };
+		pthread_t t;
+		if (pipe2(h.pipe, O_NONBLOCK))
+			abort();
+		while (write(h.pipe[1], page, sizeof(page)) > 0)
+			;
+		fcntl(h.pipe[1], F_SETFL, 0);
+		pthread_create(&t, 0, drain, &h);
+		begin = now_ns();
+		if (write(h.pipe[1], page, sizeof(page)) < 0)
+			abort();
+		long took = now_ns() - begin;
+		pthread_join(t, 0);
+		close(h.pipe[0]);
+		close(h.pipe[1]);
+		return took;
+	}
+	if (!strcmp(path, "/sync")) {
+		static __thread char block[1 << 16];
+		int fd = open(file_of(9), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+		for (long n = arg << 10; n > 0; n -= sizeof(block))
+			if (write(fd, block, sizeof(block)) < 0)
+				abort();
+		begin = now_ns();
+		if (fsync(fd))
+			abort();
+		close(fd);
+	} else if (!strcmp(path, "/hold")) {
+		unsigned long ms = arg;
+		if (!loop_shape) {
+			if (write(hold_event, &ms, sizeof(ms)) < 0)
+				abort();
+			return 0;
+		}
+		sleep_ms(arg);
+	} else if (!strcmp(path, "/compact")) {
+		int fd = open("/proc/sys/vm/compact_memory", O_WRONLY);
+		if (fd < 0 || write(fd, "1", 1) < 0)
+			return 0;
+		close(fd);
+	} else if (!strcmp(path, "/spin")) {
+		struct spun h = { 0, arg };
+		pthread_t t;
+		pthread_create(&t, 0, hold_spinlock, &h);
+		while (!__atomic_load_n(&h.held, __ATOMIC_ACQUIRE))
+			;
+		begin = now_ns();
+		while (__atomic_load_n(&h.held, __ATOMIC_ACQUIRE))
+			;
+		long took = now_ns() - begin;
+		pthread_join(t, 0);
+		return took;
+	} else if (!strcmp(path, "/engine")) {
+		ask_engine(arg);
+	} else if (!strcmp(path, "/collect")) {
+		pthread_mutex_lock(&world.mutex);
+		while (world.stopped)
+			pthread_cond_wait(&world.runs, &world.mutex);
+		world.stopped = 1;
+		pthread_mutex_unlock(&world.mutex);
+		begin = now_ns();
+		compute_ms(arg);
+		pthread_mutex_lock(&world.mutex);
+		world.stopped = 0;
+		pthread_cond_broadcast(&world.runs);
+		pthread_mutex_unlock(&world.mutex);
+	} else if (!strcmp(path, "/batch")) {
+		long tick = arg * 1000000, until = (begin / tick + 1) * tick;
+		if (until - begin < tick / 2)
+			until += tick;
+		struct timespec t = { until / 1000000000, until % 1000000000 };
+		clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, 0);
+	} else {
+		return -1;
+	}
+	return now_ns() - begin;
+}
