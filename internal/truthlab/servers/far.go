@@ -63,23 +63,27 @@ func (f *Far) Threads(at Upstream) lab.Server {
 		if err != nil {
 			return err
 		}
+		data, err := makeData(rig)
+		if err != nil {
+			return err
+		}
 		if err := f.open(rig); err != nil {
 			return err
 		}
-		arguments := []string{f.Link.Server.String(), farPort}
+		arguments := []string{data, f.Link.Server.String(), farPort}
 		var upstream []int
 		switch at {
 		case None:
 		case Near:
 			near := f.Link.Client.String()
 			arguments = append(arguments, near, upstreamPort)
-			if _, err := rig.SpawnOn(rig.Others, nil, program, near, upstreamPort); err != nil {
+			if _, err := rig.SpawnOn(rig.Others, nil, program, data, near, upstreamPort); err != nil {
 				return err
 			}
 		case Stranger, Own:
 			const loopback = "127.0.0.1"
 			arguments = append(arguments, loopback, upstreamPort)
-			line := f.Link.Enter(program, loopback, upstreamPort)
+			line := f.Link.Enter(program, data, loopback, upstreamPort)
 			p, err := rig.Spawn(nil, line[0], line[1:]...)
 			if err != nil {
 				return err

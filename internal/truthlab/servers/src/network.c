@@ -8,11 +8,11 @@
  *   /marked?TEXT answers with TEXT
  *   /cpu?MS      computes first
  *   /sleep?MS    sleeps first
- *   /map?FILE    touches a mapping of FILE, page by page, first
+ *   /map?PAGES   touches the first PAGES pages of a mapping of FILE first
  *   /ask/...     asks the upstream server for /..., on a connection of its own that it keeps
  *   /dial/...    the same, on a connection for this request alone
  *
- * usage: network ADDRESS PORT [UPSTREAM_ADDRESS UPSTREAM_PORT]
+ * usage: network FILE ADDRESS PORT [UPSTREAM_ADDRESS UPSTREAM_PORT]
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -25,10 +25,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+static const char *file;
 static struct sockaddr_in upstream;
 static volatile long sink;
 
@@ -109,21 +109,20 @@ static int ask(const char *path, int *kept)
 	return ok;
 }
 
-static void touch(const char *file)
+static void touch(long pages)
 {
 	int fd = open(file, O_RDONLY);
-	struct stat st;
+	char *p = mmap(0, pages * 4096, PROT_READ, MAP_SHARED, fd, 0);
 
-	if (fd < 0 || fstat(fd, &st)) {
+	close(fd);
+	if (p == MAP_FAILED) {
 		perror(file);
 		return;
 	}
-	char *p = mmap(0, st.st_size, PROT_READ, MAP_SHARED, fd, 0);
-	madvise(p, st.st_size, MADV_RANDOM);
-	for (long i = 0; i < st.st_size; i += 4096)
-		sink += p[i];
-	munmap(p, st.st_size);
-	close(fd);
+	madvise(p, pages * 4096, MADV_RANDOM);
+	for (long i = 0; i < pages; i++)
+		sink += p[i * 4096];
+	munmap(p, pages * 4096);
 }
 
 static int starts(const char *path, const char *with)
@@ -152,7 +151,7 @@ static int answer(struct connection *c)
 		struct timespec t = { arg / 1000, arg % 1000 * 1000000 };
 		nanosleep(&t, 0);
 	} else if (starts(path, "/map")) {
-		touch(text);
+		touch(arg);
 	} else if (starts(path, "/ask/")) {
 		ok = ask(path + 4, &c->upstream);
 	} else if (starts(path, "/dial/")) {
@@ -196,14 +195,15 @@ int main(int argc, char **argv)
 	struct sockaddr_in a = { .sin_family = AF_INET };
 	int one = 1, s = socket(AF_INET, SOCK_STREAM, 0);
 
-	if ((argc != 3 && argc != 5) || !inet_aton(argv[1], &a.sin_addr) || (argc == 5 && !inet_aton(argv[3], &upstream.sin_addr))) {
-		fprintf(stderr, "usage: network ADDRESS PORT [UPSTREAM_ADDRESS UPSTREAM_PORT]\n");
+	if ((argc != 4 && argc != 6) || !inet_aton(argv[2], &a.sin_addr) || (argc == 6 && !inet_aton(argv[4], &upstream.sin_addr))) {
+		fprintf(stderr, "usage: network FILE ADDRESS PORT [UPSTREAM_ADDRESS UPSTREAM_PORT]\n");
 		return 2;
 	}
-	a.sin_port = htons(atoi(argv[2]));
-	if (argc == 5) {
+	file = argv[1];
+	a.sin_port = htons(atoi(argv[3]));
+	if (argc == 6) {
 		upstream.sin_family = AF_INET;
-		upstream.sin_port = htons(atoi(argv[4]));
+		upstream.sin_port = htons(atoi(argv[5]));
 	}
 	signal(SIGPIPE, SIG_IGN);
 	setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
