@@ -18,6 +18,11 @@ import (
 // has them do it for a while, once; then they end.
 func PrepareBurners(cpu int) (burn func(time.Duration) error) {
 	const threads = 8
+	// They run Go code, of which only so much runs at once: the rest of this
+	// program must not have to wait for them.
+	if enough := threads + runtime.NumCPU(); runtime.GOMAXPROCS(0) < enough {
+		runtime.GOMAXPROCS(enough)
+	}
 	ends := make(chan time.Time, threads)
 	done := make(chan error, threads)
 	for range threads {
@@ -56,4 +61,3 @@ func PrepareBurners(cpu int) (burn func(time.Duration) error) {
 		return err
 	}
 }
-
