@@ -136,7 +136,7 @@ func bloat(far *servers.Far) (setup func(context.Context, *lab.Rig) error, injec
 			return err
 		}
 		// BBR sends little for 200 ms every ten seconds, of its own accord
-		err = errors.Join(far.Link.Sysctl("net/ipv4/tcp_congestion_control", "cubic"),
+		err = errors.Join(far.Link.Sysctl("net/ipv4/tcp_congestion_control", "reno"),
 			// at most so much of a connection is on the way, so that the rest must wait for its acknowledgement
 			far.Link.Sysctl("net/ipv4/tcp_wmem", "4096 16384 32768"))
 		far.Link.Set(link.ToServer, link.Path{Delay: 2 * time.Millisecond})
@@ -172,15 +172,13 @@ func bloatedAnswer(far *servers.Far) lab.Scenario {
 
 func slowUpload(far *servers.Far) lab.Scenario {
 	const size, length = 64 << 10, 60 * time.Millisecond
-	upload := func(pause time.Duration) lab.Ask {
-		return lab.Ask{Method: http.MethodPost, Path: "/body", Length: 2 * size, Body: func() io.Reader {
-			return io.MultiReader(bytes.NewReader(make([]byte, size)), sleeper(pause), bytes.NewReader(make([]byte, size)))
-		}}
+	upload := func() io.Reader {
+		return io.MultiReader(bytes.NewReader(make([]byte, size)), sleeper(length), bytes.NewReader(make([]byte, size)))
 	}
 	return lab.Scenario{
 		Name: "request_body", Stage: "request_body", Server: far.Threads(servers.None), Quick: true, Length: length,
 		What:   "the client pauses for 60 ms in the middle of its request's body",
-		Normal: upload(0), Affected: upload(length),
+		Normal: lab.Ask{Path: "/"}, Affected: lab.Ask{Method: http.MethodPost, Path: "/body", Body: upload, Length: 2 * size},
 	}
 }
 
