@@ -256,6 +256,7 @@ func classify(samples []*Sample, windows []window, s *Scenario) *outcome {
 	o := &outcome{}
 	for _, x := range samples {
 		if s.Inject == nil {
+			x.where = fmt.Sprintf("%.1f ms in its fault", 1e3*x.Fault.Seconds())
 			switch {
 			case x.Asked:
 				o.affected = append(o.affected, x)
@@ -267,7 +268,12 @@ func classify(samples []*Sample, windows []window, s *Scenario) *outcome {
 			continue
 		}
 		touched, held := false, time.Duration(0)
+		x.where = "before the first fault"
 		for _, w := range windows {
+			if w.begin.Before(x.End) {
+				x.where = fmt.Sprintf("%.1f to %.1f ms after the fault began, which lasted %.1f ms",
+					1e3*x.Start.Sub(w.begin).Seconds(), 1e3*x.End.Sub(w.begin).Seconds(), 1e3*w.end.Sub(w.begin).Seconds())
+			}
 			if x.Start.Before(w.end.Add(settling)) && w.begin.Before(x.End) {
 				touched = true
 				held = max(held, minTime(x.End, w.end).Sub(maxTime(x.Start, w.begin)))

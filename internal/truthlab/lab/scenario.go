@@ -145,6 +145,7 @@ type Sample struct {
 	Prepared   time.Time      // before Before; zero without it
 	Start, End time.Time      // before connecting or the first byte sent; after the last byte read
 	Fault      time.Duration  // the header Fault-Nanoseconds; 0 without it
+	where      string         // where it lies to the faults, for whoever looks into it
 }
 
 // Latency is the time that the client waited.

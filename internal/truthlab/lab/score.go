@@ -2,8 +2,11 @@ package lab
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ebpfllm/ebpfllm/internal/stage"
@@ -44,10 +47,11 @@ type Result struct {
 	Attributed   float64        `json:"attributed_p50"`
 	HostStalls   int            `json:"host_stalls"` // unaffected requests with a stall that the client's clock confirms
 	FalseNamed   map[string]int `json:"false_named,omitempty"`
-	Beside       int            `json:"beside"`     // requests that the fault touched too little to count
-	Paired       int            `json:"paired"`     // requests of the run without the fault
-	Missing      int            `json:"missing"`    // requests that the receiver did not speak of
-	Incomplete   int            `json:"incomplete"` // requests whose record is said not to be whole
+	Beside       int            `json:"beside"`             // requests that the fault touched too little to count
+	Paired       int            `json:"paired"`             // requests of the run without the fault
+	Examples     []string       `json:"examples,omitempty"` // a few requests of which the wrong thing was said
+	Missing      int            `json:"missing"`            // requests that the receiver did not speak of
+	Incomplete   int            `json:"incomplete"`         // requests whose record is said not to be whole
 	Lost         int64          `json:"lost_records"`
 	Seconds      float64        `json:"seconds"`
 }
@@ -153,9 +157,9 @@ func (b *baseline) excess(s *Seen) map[key]float64 {
 	return e
 }
 
-// name chooses the stage to be named: of the best rank whose largest excess is at
+// nameOf chooses the stage to be named: of the best rank whose largest excess is at
 // least half of the largest of all.
-func name(excess map[key]float64) string {
+func nameOf(excess map[key]float64) string {
 	const comparableShare = 0.5
 	var best [ranks]float64
 	var named [ranks]string
@@ -201,7 +205,7 @@ func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Resu
 		named, claimed := noSpan, 0.0
 		if about != nil {
 			excess := usual.excess(about)
-			named = name(excess)
+			named = nameOf(excess)
 			claimed = excess[key{s.Stage, false}]
 			for _, also := range s.Also {
 				claimed += excess[key{also, false}]
@@ -212,13 +216,17 @@ func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Resu
 			}
 		}
 		r.Named[named]++
+		off := relative(claimed, truth)
 		if s.right(named) {
 			r.Right++
+		}
+		if !s.right(named) || !s.Control && off > barErrorP95 {
+			r.example("affected", x, &usual, about)
 		}
 		if s.Control && isStall(named) {
 			r.Blamed++
 		}
-		errs = append(errs, relative(claimed, truth))
+		errs = append(errs, off)
 		added, attributed = append(added, truth), append(attributed, claimed)
 	}
 	r.LatencyErrorP50, r.LatencyErrorP95 = quantile(errs, 0.5), quantile(errs, 0.95)
@@ -234,7 +242,7 @@ func addedTo(s *Scenario, x *Sample, usual *baseline) time.Duration {
 	switch {
 	case s.Added != nil:
 		return s.Added(x, usual.latency)
-	case x.Fault > 0:
+	case s.Inject == nil && x.Fault > 0:
 		return x.Fault - usual.fault
 	}
 	return x.Latency() - usual.latency
@@ -254,7 +262,7 @@ func relative(claimed, truth float64) float64 {
 // very stage that was injected into others; what the client's clock confirms is the
 // host's own. What happens in the run without the fault as well is not counted.
 func (r *Result) blame(s *Scenario, unaffected, paired []*Sample, seen func(*Sample) *Seen) {
-	count := func(samples []*Sample) (wrong, host, stalls int, by map[string]int) {
+	count := func(samples []*Sample, remember bool) (wrong, host, stalls int, by map[string]int) {
 		usual := baselineOf(samples, seen)
 		by = map[string]int{}
 		for _, x := range samples {
@@ -263,7 +271,7 @@ func (r *Result) blame(s *Scenario, unaffected, paired []*Sample, seen func(*Sam
 				continue
 			}
 			excess := usual.excess(about)
-			named := name(excess)
+			named := nameOf(excess)
 			if !isStall(named) {
 				continue
 			}
@@ -276,11 +284,14 @@ func (r *Result) blame(s *Scenario, unaffected, paired []*Sample, seen func(*Sam
 			}
 			wrong++
 			by[named]++
+			if remember {
+				r.example("unaffected", x, &usual, about)
+			}
 		}
 		return wrong, host, stalls, by
 	}
-	wrong, host, _, by := count(unaffected)
-	pairedWrong, _, pairedStalls, _ := count(paired)
+	wrong, host, _, by := count(unaffected, true)
+	pairedWrong, _, pairedStalls, _ := count(paired, false)
 	r.HostStalls = host
 	if len(paired) > 0 {
 		r.PairedBlamed = float64(pairedStalls) / float64(len(paired))
@@ -289,6 +300,38 @@ func (r *Result) blame(s *Scenario, unaffected, paired []*Sample, seen func(*Sam
 	if r.FalseBlame = max(0, wrong); r.FalseBlame > 0 {
 		r.FalseNamed = by
 	}
+}
+
+// example keeps what was said of a request where that is wrong, or far off.
+func (r *Result) example(which string, x *Sample, usual *baseline, about *Seen) {
+	const enough = 6
+	if len(r.Examples) >= enough {
+		return
+	}
+	text := fmt.Sprintf("%s, %.1f ms later than usual, %s", which, 1e3*(x.Latency()-usual.latency).Seconds(), x.where)
+	if about == nil {
+		r.Examples = append(r.Examples, text+": no span")
+		return
+	}
+	text += fmt.Sprintf(", took %.1f ms by the kernel", 1e3*about.Duration)
+	if len(about.Incomplete) > 0 {
+		text += fmt.Sprintf(" (incomplete: %s)", strings.Join(about.Incomplete, ", "))
+	}
+	excess := usual.excess(about)
+	keys := slices.SortedFunc(maps.Keys(excess), func(a, b key) int {
+		return cmp.Or(cmp.Compare(excess[b], excess[a]), cmp.Compare(a.stage, b.stage))
+	})
+	for _, k := range keys {
+		if excess[k] < floor {
+			break
+		}
+		socket := ""
+		if k.socket {
+			socket = "socket "
+		}
+		text += fmt.Sprintf("; %s%s %.1f ms", socket, k.stage, 1e3*excess[k])
+	}
+	r.Examples = append(r.Examples, text)
 }
 
 // Recall is the share of affected requests whose top stage is right, 0 to 1.
