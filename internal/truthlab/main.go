@@ -39,7 +39,7 @@ func run() error {
 		quick     = flag.Bool("quick", false, "run the short list, with fewer requests: for tests, not for figures")
 		add       = flag.Bool("add", false, "keep the other scenarios' results in the report that is there")
 		out       = flag.String("out", "out", "directory of truth.json and truth.svg")
-		docs      = flag.String("docs", "", "run nothing: put the table of the report into this Markdown page")
+		docs      = flag.String("docs", "", "run nothing: put the table of the report into this Markdown page, and the picture beside it")
 		serverCmd = flag.String("server-cmd", "", "a shell command that serves HTTP/1.1 on 127.0.0.1:$PORT, in place of the scenarios' servers")
 		faultCmd  = flag.String("fault-cmd", "", "a shell command that disturbs the server ($SERVER_PIDS on $SERVER_CPU, at $SERVER_ADDR) for $FAULT_MS milliseconds and ends")
 		path      = flag.String("path", "/", "with a command: the path that requests ask for")
@@ -94,6 +94,9 @@ func run() error {
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
+		if err == nil && before.Size != all.Size {
+			return fmt.Errorf("%s holds figures of another size (%s): remove it or leave out -add", report, before.Size)
+		}
 		if err == nil {
 			all.Scenarios, all.Lost = before.Scenarios, before.Lost
 		}
@@ -138,10 +141,14 @@ func choose(pattern string, quick bool) (chosen []lab.Scenario, err error) {
 }
 
 // save writes report and picture.
-func save(r *lab.Report, report, picture string) (err error) {
+func save(r *lab.Report, report, picture string) error {
 	if err := r.Save(report); err != nil {
 		return err
 	}
+	return draw(r, picture)
+}
+
+func draw(r *lab.Report, picture string) (err error) {
 	f, err := os.Create(picture)
 	if err != nil {
 		return err
@@ -150,7 +157,7 @@ func save(r *lab.Report, report, picture string) (err error) {
 	return r.Draw(f)
 }
 
-// document puts the report's table into a page.
+// document puts the report's table into a page, and the picture beside it.
 func document(report, page string) error {
 	r, err := lab.ReadReport(report)
 	if err != nil {
@@ -164,5 +171,8 @@ func document(report, page string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", page, err)
 	}
-	return os.WriteFile(page, []byte(filled), 0o644)
+	if err := os.WriteFile(page, []byte(filled), 0o644); err != nil {
+		return err
+	}
+	return draw(r, filepath.Join(filepath.Dir(page), "accuracy.svg"))
 }
