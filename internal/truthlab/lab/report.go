@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -87,8 +88,12 @@ func (r *Report) Save(path string) error {
 
 // columns of the table, by what a cell is called, with its head.
 var columns = []struct{ what, head string }{
-	{cellRight, "right"}, {cellFalse, "false blame"}, {cellP50, "err p50"},
-	{cellP95, "err p95"}, {cellLeft, "wait+unattr."}, {cellLost, "lost"},
+	{cellRight, "right"},
+	{cellFalse, "false blame"},
+	{cellP50, "err p50"},
+	{cellP95, "err p95"},
+	{cellLeft, "wait+unattr."},
+	{cellLost, "lost"},
 }
 
 // cell is the text of a result in a column.
@@ -113,7 +118,7 @@ func (r *Result) cell(what string) string {
 	case cellLeft:
 		text = percent(r.UnattributedShare)
 	case cellLost:
-		text = fmt.Sprint(r.Lost)
+		text = strconv.FormatInt(r.Lost, 10)
 	}
 	switch {
 	case r.Skipped != "" || r.Affected == 0:

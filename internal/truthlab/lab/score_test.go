@@ -139,10 +139,10 @@ func TestFalseBlameIsWhatTheClientDidNotWaitForOrWasInjectedElsewhere(t *testing
 		return map[string]float64{"cpu": 0.002, stage: t}
 	}
 	for name, c := range map[string]struct {
-		latency     time.Duration
-		says        map[string]float64
-		control     bool
-		false_, own int
+		latency      time.Duration
+		says         map[string]float64
+		control      bool
+		falsely, own int
 	}{
 		"the client did not wait":           {2 * ms, stalled("run_queue", 0.030), false, 1, 0},
 		"the client waited, for the host":   {32 * ms, stalled("run_queue", 0.030), false, 0, 1},
@@ -158,10 +158,10 @@ func TestFalseBlameIsWhatTheClientDidNotWaitForOrWasInjectedElsewhere(t *testing
 			s.Control = c.control
 			unaffected := append(a.usual(9), a.says(c.latency, c.says))
 			r := score(s, &outcome{unaffected: unaffected}, &outcome{unaffected: a.usual(10)}, a.of)
-			assert.Equal(t, c.false_, r.FalseBlame)
+			assert.Equal(t, c.falsely, r.FalseBlame)
 			assert.Equal(t, c.own, r.HostStalls)
-			assert.Len(t, r.FalseNamed, c.false_)
-			if c.false_ > 0 {
+			assert.Len(t, r.FalseNamed, c.falsely)
+			if c.falsely > 0 {
 				assert.Contains(t, cellNames(r.Missed()), cellFalse, "one in ten")
 			}
 			// as much happens without the fault: the host is to blame
