@@ -24,7 +24,7 @@ import (
 type Process struct {
 	name   string
 	cmd    *exec.Cmd
-	Log    string // path of its output
+	Log    string        // path of its output
 	exited chan struct{} // closed when it has ended, after err is set
 	err    error
 }
@@ -171,8 +171,13 @@ func SplitCPUs() (server int, rest []int, err error) {
 
 // Favour moves a process to the given CPUs and gives it precedence over the
 // other work of this machine, by the lowest nice value. Threads to come inherit
-// both.
+// both. Where the kernel shares the CPU between sessions first (autogroup), the
+// nice value counts within the session only, and the session gets one, too.
 func Favour(pid int, cpus ...int) error {
+	session := fmt.Sprintf("/proc/%d/autogroup", pid)
+	if err := os.WriteFile(session, []byte("-20"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("nice value of a session: %w", err)
+	}
 	var set unix.CPUSet
 	for _, cpu := range cpus {
 		set.Set(cpu)
