@@ -3,7 +3,7 @@
  * one of them is left to delay().
  *
  *   /write?MS    writes to a full pipe that another thread empties after MS
- *   /sync?KIB    writes to a file of its own and fsyncs it; the fsync is the delay
+ *   /sync?KIB    writes to a file of its own and fsyncs it
  *   /hold?MS     answers; from then on the accept loop rests for MS (an event loop:
  *                rests before it answers)
  *   /compact     has the kernel compact memory, in this thread's own time
@@ -119,11 +119,49 @@ static void *hold_spinlock(void *arg)
 	return 0;
 }
 
-/* Returns how long the delay was, in nanoseconds; -1 if the path is no fault. */
-static long fault(const char *path, long arg)
-{
-	long begin = now_ns();
+/* What a thread has spent so far, in nanoseconds, by the scheduler's account. */
+struct account {
+	long wall, computing, queued;
+};
 
+static __thread int schedstat;
+
+static struct account account(void)
+{
+	struct account a = { 0 };
+	struct timespec t;
+	char text[128] = "";
+
+	if (!schedstat)
+		schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+	if (pread(schedstat, text, sizeof(text) - 1, 0) <= 0 || sscanf(text, "%*d %ld", &a.queued) != 1)
+		abort();
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	a.computing = t.tv_sec * 1000000000 + t.tv_nsec;
+	a.wall = now_ns();
+	return a;
+}
+
+static long between(struct account from, struct account to, int waits_only)
+{
+	long took = to.wall - from.wall - (to.queued - from.queued);
+	if (waits_only)
+		took -= to.computing - from.computing;
+	return took > 0 ? took : 0;
+}
+
+static int is_wait(const char *path)
+{
+	static const char *waits[] = { "/lock", "/pipe", "/write", "/read", "/direct", "/sync", 0 };
+	for (const char **w = waits; *w; w++)
+		if (!strcmp(path, *w))
+			return 1;
+	return 0;
+}
+
+/* Returns 0 if the path is none of these. */
+static int fault(const char *path, long arg)
+{
 	if (!strcmp(path, "/write")) {
 		static __thread char page[4096];
 		struct hold h = { .ms = arg };
@@ -134,22 +172,17 @@ static long fault(const char *path, long arg)
 			;
 		fcntl(h.pipe[1], F_SETFL, 0);
 		pthread_create(&t, 0, drain, &h);
-		begin = now_ns();
 		if (write(h.pipe[1], page, sizeof(page)) < 0)
 			abort();
-		long took = now_ns() - begin;
 		pthread_join(t, 0);
 		close(h.pipe[0]);
 		close(h.pipe[1]);
-		return took;
-	}
-	if (!strcmp(path, "/sync")) {
+	} else if (!strcmp(path, "/sync")) {
 		static __thread char block[1 << 16];
 		int fd = open(file_of(9), O_WRONLY | O_CREAT | O_TRUNC, 0600);
 		for (long n = arg << 10; n > 0; n -= sizeof(block))
 			if (write(fd, block, sizeof(block)) < 0)
 				abort();
-		begin = now_ns();
 		if (fsync(fd))
 			abort();
 		close(fd);
@@ -158,13 +191,13 @@ static long fault(const char *path, long arg)
 		if (!loop_shape) {
 			if (write(hold_event, &ms, sizeof(ms)) < 0)
 				abort();
-			return 0;
+			return 1;
 		}
 		sleep_ms(arg);
 	} else if (!strcmp(path, "/compact")) {
 		int fd = open("/proc/sys/vm/compact_memory", O_WRONLY);
 		if (fd < 0 || write(fd, "1", 1) < 0)
-			return 0;
+			abort();
 		close(fd);
 	} else if (!strcmp(path, "/spin")) {
 		struct spun h = { 0, arg };
@@ -172,12 +205,9 @@ static long fault(const char *path, long arg)
 		pthread_create(&t, 0, hold_spinlock, &h);
 		while (!__atomic_load_n(&h.held, __ATOMIC_ACQUIRE))
 			;
-		begin = now_ns();
 		while (__atomic_load_n(&h.held, __ATOMIC_ACQUIRE))
 			;
-		long took = now_ns() - begin;
 		pthread_join(t, 0);
-		return took;
 	} else if (!strcmp(path, "/engine")) {
 		ask_engine(arg);
 	} else if (!strcmp(path, "/collect")) {
@@ -186,20 +216,19 @@ static long fault(const char *path, long arg)
 			pthread_cond_wait(&world.runs, &world.mutex);
 		world.stopped = 1;
 		pthread_mutex_unlock(&world.mutex);
-		begin = now_ns();
 		compute_ms(arg);
 		pthread_mutex_lock(&world.mutex);
 		world.stopped = 0;
 		pthread_cond_broadcast(&world.runs);
 		pthread_mutex_unlock(&world.mutex);
 	} else if (!strcmp(path, "/batch")) {
-		long tick = arg * 1000000, until = (begin / tick + 1) * tick;
-		if (until - begin < tick / 2)
+		long tick = arg * 1000000, now = now_ns(), until = (now / tick + 1) * tick;
+		if (until - now < tick / 2)
 			until += tick;
 		struct timespec t = { until / 1000000000, until % 1000000000 };
 		clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, 0);
 	} else {
-		return -1;
+		return 0;
 	}
-	return now_ns() - begin;
+	return 1;
 }

@@ -1,7 +1,9 @@
 /*
  * A server in the two shapes that are not Go's: a thread per connection (default)
  * or one event loop (-loop). Each path delays its request in one known way, and the
- * header Fault-Nanoseconds says for how long:
+ * header Fault-Nanoseconds says for how long by the scheduler's own account: the wall
+ * time less the wait for a CPU, which the host may have caused, and where the fault is
+ * a wait (lock, I/O, pipe) less the computing around it:
  *
  *   /cpu?MS      computes            /sleep?MS   sleeps
  *   /lock?MS     waits for a mutex that another thread holds for MS
@@ -195,11 +197,10 @@ static int answer(int fd)
 		}
 	}
 	safepoint();
-	long began = now_ns(), took = fault(path, arg);
-	if (took < 0) {
+	struct account before = account();
+	if (!fault(path, arg))
 		delay(path, arg);
-		took = now_ns() - began;
-	}
+	long took = between(before, account(), is_wait(path));
 	if (!strcmp(path, "/accept"))
 		accept_stall = arg;
 	if (!strcmp(path, "/stream")) {
@@ -226,6 +227,8 @@ static void *serve(void *arg)
 	while (answer((long)arg))
 		;
 	close((long)arg);
+	if (schedstat)
+		close(schedstat);
 	return 0;
 }
 

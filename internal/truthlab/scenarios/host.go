@@ -87,12 +87,14 @@ func host() []lab.Scenario {
 			Name: "run_queue", Stage: "run_queue", Quick: quick,
 			What:   "real-time threads take the server's CPU",
 			Normal: path("/cpu?2"),
+			Load:   lab.Load{Connections: 2, Rate: 60},
 			Inject: func(_ context.Context, r *lab.Rig, d time.Duration) error { return disturb.PrepareBurners(r.CPU)(d) },
 		})
 		add(lab.Scenario{
 			Name: "throttled", Stage: "throttled",
 			What:   "the CPU bandwidth limit of the server's cgroup drops to 5 ms per 100 ms",
 			Normal: path("/cpu?2"),
+			Load:   lab.Load{Connections: 2, Rate: 80},
 			Length: 90 * time.Millisecond,
 			Setup:  limitCPU,
 			Inject: func(_ context.Context, r *lab.Rig, d time.Duration) error {
@@ -156,10 +158,10 @@ func host() []lab.Scenario {
 		})
 		add(lab.Scenario{
 			Name: "block_io_limit", Stage: "block_io",
-			What:     "a read past the page cache, with the I/O limit of the server's cgroup at 50 MB/s",
+			What:     "a read past the page cache, with the I/O limit of the server's cgroup at 20 MB/s",
 			Affected: path("/direct?1"),
 			Load:     lab.Load{Every: 12},
-			Setup:    both(files(map[int]int{1: 2 << 20}), limitIO(50e6)),
+			Setup:    both(files(map[int]int{1: 3 << 20}), limitIO(20e6)),
 		})
 		add(lab.Scenario{
 			Name: "lock", Stage: "lock", Quick: quick,
