@@ -188,7 +188,7 @@ static int fault(const char *path, long arg)
 		close(fd);
 	} else if (!strcmp(path, "/hold")) {
 		unsigned long ms = arg;
-		if (!loop_shape) {
+		if (!event_loop) {
 			if (write(hold_event, &ms, sizeof(ms)) < 0)
 				abort();
 			return 1;

@@ -38,7 +38,8 @@
 #include <unistd.h>
 
 static const char *file;
-static volatile int accept_stall, loop_shape;
+static volatile int accept_stall;
+static int event_loop;
 static volatile long sink;
 
 static long now_ms(void)
@@ -238,8 +239,8 @@ int main(int argc, char **argv)
 				 .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	int one = 1, s = socket(AF_INET, SOCK_STREAM, 0);
 
+	event_loop = argc > 3;
 	file = argv[2];
-	loop_shape = argc > 3;
 	start_engine();
 	signal(SIGPIPE, SIG_IGN);
 	setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
@@ -249,7 +250,7 @@ int main(int argc, char **argv)
 	}
 	puts("ready");
 	fflush(stdout);
-	if (!loop_shape)
+	if (!event_loop)
 		for (;;) {
 			pthread_t t;
 			await(s);
