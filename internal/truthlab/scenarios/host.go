@@ -131,10 +131,10 @@ func host() []lab.Scenario {
 		add(lab.Scenario{
 			Name: "reclaim", Stage: "reclaim",
 			What:     "memory is touched while the page cache fills the memory limit of the server's cgroup",
-			Normal:   path("/touch?16"),
-			Affected: path("/touch?16"),
-			Load:     lab.Load{Rate: 40},
-			Setup:    both(files(map[int]int{1: 96 << 20}), limitMemory(64<<20)),
+			Normal:   path("/touch?48"), // without the page cache in its way
+			Affected: path("/touch?48"),
+			Load:     lab.Load{Connections: 2, Rate: 20, Every: 5},
+			Setup:    both(files(map[int]int{1: 144 << 20}), limitMemory(128<<20)),
 			Before:   func(ctx context.Context, r *lab.Rig) error { return r.Ask(ctx, "/read?1") },
 		})
 		add(lab.Scenario{
