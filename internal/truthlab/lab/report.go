@@ -158,6 +158,9 @@ func (r *Result) note() string {
 	if r.Incomplete > 0 {
 		notes = append(notes, fmt.Sprintf("%d incomplete", r.Incomplete))
 	}
+	if r.Disturbed > 0 {
+		notes = append(notes, fmt.Sprintf("%d set aside, as the host delayed them as well", r.Disturbed))
+	}
 	if r.HostStalls > 0 {
 		notes = append(notes, fmt.Sprintf("%d stalls by the host itself", r.HostStalls))
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -165,10 +166,33 @@ func (l *Lab) warmUp(ctx context.Context, s *Scenario, rig *Rig, o *observer) er
 type outcome struct {
 	affected, unaffected []*Sample
 	beside               []*Sample // touched by a fault, but not enough to count
+	disturbed            []*Sample // affected, and delayed by the host at least half as long besides
 }
 
 func (o *outcome) all() []*Sample {
-	return append(append(append([]*Sample(nil), o.affected...), o.unaffected...), o.beside...)
+	return slices.Concat(o.affected, o.unaffected, o.beside, o.disturbed)
+}
+
+// setAside moves those affected requests to disturbed that the client waited for
+// longer than the server's account of the delay explains, by half of that or more
+// (and by minExcess at least). The host delayed them: they prove nothing.
+func (o *outcome) setAside(s *Scenario) {
+	if s.Inject != nil || s.Added != nil {
+		return
+	}
+	usual := baselineOf(o.unaffected, func(*Sample) *Seen { return nil })
+	o.affected = slices.DeleteFunc(o.affected, func(x *Sample) bool {
+		if x.Fault == 0 {
+			return false
+		}
+		delay := x.Fault - usual.fault
+		over := x.Latency() - usual.latency - delay
+		disturbed := over >= max(delay/2, duration(minExcess))
+		if disturbed {
+			o.disturbed = append(o.disturbed, x)
+		}
+		return disturbed
+	})
 }
 
 // window is a time in which a fault from outside was in effect.
@@ -288,6 +312,7 @@ func classify(samples []*Sample, windows []window, s *Scenario) *outcome {
 			o.unaffected = append(o.unaffected, x)
 		}
 	}
+	o.setAside(s)
 	return o
 }
 

@@ -48,6 +48,7 @@ type Result struct {
 	HostStalls   int            `json:"host_stalls"` // unaffected requests with a stall that the client's clock confirms
 	FalseNamed   map[string]int `json:"false_named,omitempty"`
 	Beside       int            `json:"beside"`             // requests that the fault touched too little to count
+	Disturbed    int            `json:"disturbed"`          // affected requests that the host delayed at least half as long besides, set aside
 	Paired       int            `json:"paired"`             // requests of the run without the fault
 	Examples     []string       `json:"examples,omitempty"` // a few requests of which the wrong thing was said
 	Missing      int            `json:"missing"`            // requests that the receiver did not speak of
@@ -187,6 +188,7 @@ func nameOf(excess map[key]float64) string {
 func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Result {
 	r := describe(s)
 	r.Affected, r.Unaffected, r.Beside = len(faulty.affected), len(faulty.unaffected), len(faulty.beside)
+	r.Disturbed = len(faulty.disturbed)
 	r.Paired = len(paired.unaffected) + len(paired.beside)
 	for _, x := range append(faulty.all(), paired.all()...) {
 		switch about := seen(x); {
@@ -259,8 +261,8 @@ func relative(claimed, truth float64) float64 {
 
 // blame counts what is said of requests that the fault did not touch. A stall of
 // such a request is a false blame if the client did not wait for it, or if it is the
-// very stage that was injected into others; what the client's clock confirms is the
-// host's own. What happens in the run without the fault as well is not counted.
+// very stage that was injected into others at that time; what else the client's clock
+// confirms is the host's own. What happens in the run without the fault as well is not counted.
 func (r *Result) blame(s *Scenario, unaffected, paired []*Sample, seen func(*Sample) *Seen) {
 	count := func(samples []*Sample, remember bool) (wrong, host, stalls int, by map[string]int) {
 		usual := baselineOf(samples, seen)
@@ -278,7 +280,7 @@ func (r *Result) blame(s *Scenario, unaffected, paired []*Sample, seen func(*Sam
 			stalls++
 			claimed := max(excess[key{named, false}], excess[key{named, true}])
 			confirmed := (x.Latency() - usual.latency).Seconds() >= claimed/2
-			if confirmed && (s.Control || named != s.Stage) {
+			if confirmed && (s.Control || s.Inject != nil || named != s.Stage) {
 				host++
 				continue
 			}

@@ -164,6 +164,12 @@ func TestFalseBlameIsWhatTheClientDidNotWaitForOrWasInjectedElsewhere(t *testing
 			if c.falsely > 0 {
 				assert.Contains(t, cellNames(r.Missed()), cellFalse, "one in ten")
 			}
+			// from outside, the fault is over by then
+			if c.latency > 30*ms {
+				outside := *s
+				outside.Affected, outside.Inject = Ask{}, func(context.Context, *Rig, time.Duration) error { return nil }
+				assert.Zero(t, score(&outside, &outcome{unaffected: unaffected}, &outcome{unaffected: a.usual(10)}, a.of).FalseBlame)
+			}
 			// as much happens without the fault: the host is to blame
 			r = score(s, &outcome{unaffected: unaffected}, &outcome{unaffected: append(a.usual(9), a.says(c.latency, c.says))}, a.of)
 			assert.Zero(t, r.FalseBlame)
@@ -309,6 +315,25 @@ func TestOnAnEventLoopWhoIsInFlightBesideAnAffectedRequestIsOnNeitherSide(t *tes
 	assert.Equal(t, others[1:5], o.beside)
 	o = classify(samples, nil, &Scenario{})
 	assert.Equal(t, others, o.unaffected, "elsewhere it shall not be harmed, nor blamed")
+}
+
+func TestWhatTheHostDelayedAsWellIsSetAside(t *testing.T) {
+	s := lockScenario()
+	asked := func(latency, fault time.Duration) *Sample {
+		return &Sample{Asked: true, Start: time.Unix(0, 0), End: time.Unix(0, 0).Add(latency), Fault: fault}
+	}
+	var samples []*Sample
+	for range 9 {
+		samples = append(samples, &Sample{Start: time.Unix(0, 0), End: time.Unix(0, 0).Add(2 * ms), Fault: ms})
+	}
+	clean, slow, short, silent := asked(50*ms, 41*ms), asked(62*ms, 41*ms), asked(8*ms, 2*ms), asked(200*ms, 0)
+	o := classify(append(samples, clean, slow, short, silent), nil, s)
+	assert.Equal(t, []*Sample{clean, silent}, o.affected, "what the server gives no account of stays")
+	assert.Equal(t, []*Sample{slow, short}, o.disturbed)
+	assert.Len(t, o.all(), 13)
+	assert.Equal(t, 2, score(s, o, &outcome{}, account{}.of).Disturbed)
+	s.Added = func(*Sample, time.Duration) time.Duration { return 0 }
+	assert.Empty(t, classify(append(samples, clean, slow), nil, s).disturbed)
 }
 
 func TestAScenarioThatCannotBeIsRefused(t *testing.T) {
