@@ -155,6 +155,14 @@ func (l *Link) Drop(d Direction, text string, n int) {
 	l.paths[d].drops = append(l.paths[d].drops, drop{text: []byte(text), n: n})
 }
 
+// Occupy puts so many bytes of somebody else's before the narrow place of a
+// direction: what follows waits until Path.Rate has carried them.
+func (l *Link) Occupy(d Direction, bytes int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.paths[d].occupy(bytes, time.Now())
+}
+
 // Stats of a direction so far.
 func (l *Link) Stats(d Direction) Stats {
 	l.mu.Lock()

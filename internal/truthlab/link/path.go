@@ -80,7 +80,7 @@ func (p *path) take(data []byte, now time.Time) bool {
 				return false
 			}
 		}
-		sent = sent.Add(time.Duration(float64(len(data)*8) / float64(p.Rate) * float64(time.Second)))
+		sent = sent.Add(p.carry(len(data)))
 	}
 	if p.queued+len(data) > maxQueued {
 		p.stats.Full++
@@ -98,6 +98,22 @@ func (p *path) take(data []byte, now time.Time) bool {
 	p.queue = append(p.queue, packet{due, bytes.Clone(data)})
 	p.queued += len(data)
 	return true
+}
+
+// carry is how long the narrow place is busy with so many bytes.
+func (p *path) carry(bytes int) time.Duration {
+	return time.Duration(float64(bytes*8) / float64(p.Rate) * float64(time.Second))
+}
+
+// occupy has the narrow place carry bytes that are nobody's here.
+func (p *path) occupy(bytes int, now time.Time) {
+	if p.Rate <= 0 {
+		return
+	}
+	if p.sent.Before(now) {
+		p.sent = now
+	}
+	p.sent = p.sent.Add(p.carry(bytes))
 }
 
 // next is how long until a packet is due; false if none is on the way.

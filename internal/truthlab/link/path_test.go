@@ -61,6 +61,18 @@ func TestPacketsAreDueAfterDelayAndRate(t *testing.T) {
 	assert.Zero(t, p.queued)
 }
 
+func TestOthersOccupyTheNarrowPlace(t *testing.T) {
+	p, received := testPath(t, Path{Rate: 1e6, Buffer: 3000})
+	p.occupy(1000, t0) // 8 ms
+	p.occupy(1000, t0)
+	require.True(t, p.take(kilobyte, t0))
+	assert.False(t, p.take(kilobyte, t0), "they take room in the buffer, too")
+	p.deliver(t0.Add(23 * time.Millisecond))
+	assert.Zero(t, received())
+	p.deliver(t0.Add(24 * time.Millisecond))
+	assert.Equal(t, 1, received())
+}
+
 func TestJitterKeepsTheOrder(t *testing.T) {
 	p, received := testPath(t, Path{Jitter: 50 * time.Millisecond})
 	for i := range 100 {

@@ -130,21 +130,18 @@ const bloatRate = 200e6
 // bloat gives the link a narrow place with a large buffer before it, and returns
 // what fills the buffer.
 func bloat(far *servers.Far) (setup func(context.Context, *lab.Rig) error, inject func(context.Context, *lab.Rig, time.Duration) error) {
-	var burst *servers.Burst
-	setup = func(_ context.Context, rig *lab.Rig) (err error) {
-		if burst, err = far.NewBurst(rig); err != nil {
-			return err
-		}
-		// BBR sends little for 200 ms every ten seconds, of its own accord
-		err = errors.Join(far.Link.Sysctl("net/ipv4/tcp_congestion_control", "reno"),
-			// at most so much of a connection is on the way, so that the rest must wait for its acknowledgement
-			far.Link.Sysctl("net/ipv4/tcp_wmem", "4096 16384 32768"))
+	setup = func(context.Context, *lab.Rig) error {
 		far.Link.Set(link.ToServer, link.Path{Delay: 2 * time.Millisecond})
 		far.Link.Set(link.ToClient, link.Path{Delay: 2 * time.Millisecond, Rate: bloatRate, Buffer: 8 << 20})
-		return err
+		return errors.Join(
+			// BBR sends little for 200 ms every ten seconds, of its own accord
+			far.Link.Sysctl("net/ipv4/tcp_congestion_control", "reno"),
+			// at most so much of a connection is on the way, so that the rest must wait for its acknowledgement
+			far.Link.Sysctl("net/ipv4/tcp_wmem", "4096 16384 32768"))
 	}
 	inject = func(ctx context.Context, _ *lab.Rig, d time.Duration) error {
-		return errors.Join(burst.Send(int(bloatRate/8*d.Seconds())), rest(ctx, d))
+		far.Link.Occupy(link.ToClient, int(bloatRate/8*d.Seconds()))
+		return rest(ctx, d)
 	}
 	return setup, inject
 }
