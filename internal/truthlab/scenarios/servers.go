@@ -22,11 +22,13 @@ import (
 // serverShapes are the main faults on every shape of server but the plain C ones,
 // among them three that nobody here wrote: llama.cpp, uvicorn and Node.
 func serverShapes() []lab.Scenario {
-	golang, asyncio, uvicorn, node := servers.Go(), servers.Asyncio(), servers.Uvicorn(), servers.Node()
+	// as many threads as on a larger machine, or one that waits for the disk holds
+	// up the others
+	golang, asyncio, uvicorn, node := servers.Go(4), servers.Asyncio(), servers.Uvicorn(), servers.Node()
 	python := pathsOf("", "cpu", "collect", "lock", "pipe", "read", "map", "touch")
 	all := slices.Concat(
 		mainFaults(golang, paths{
-			computes: "/cpu?40", pauses: "/gc?40", sleeps: "/sleep?40", locks: "/flock?40", blocks: "/pipe?40",
+			computes: "/cpu?40", sleeps: "/sleep?40", locks: "/flock?40", blocks: "/pipe?40",
 			reads: "/read?48", maps: "/map?600", touches: "/touch?64", refuses: "/accept?40",
 		}),
 		mainFaults(asyncio, python),
@@ -38,6 +40,14 @@ func serverShapes() []lab.Scenario {
 		nodeFaults(node),
 		llamaFaults(),
 		[]lab.Scenario{
+			{
+				Name: "servers/gc/go-1", Server: servers.Go(1), Stage: "wait", Control: true, Affected: get("/gc?40"),
+				What: "the runtime collects garbage, on the one thread that runs Go code",
+			},
+			{
+				Name: "servers/receive_queue/go-1", Server: servers.Go(1), Stage: "receive_queue", Inject: crowd("/cpu?10"),
+				What: "other goroutines keep the one thread that runs Go code, and bytes lie unread",
+			},
 			{
 				Name: "servers/mutex/go", Server: golang, Stage: "lock", Affected: get("/mutex?40"),
 				What:      "the handler waits for a sync.Mutex that another goroutine holds",
@@ -69,8 +79,14 @@ func serverShapes() []lab.Scenario {
 			all = append(all, engineFaults(servers.Engine(api, transport))...)
 		}
 	}
-	return append(all, slices.DeleteFunc(engineFaults(servers.AsyncioEngine()),
-		func(s lab.Scenario) bool { return strings.Contains(s.Name, "run_queue") })...)
+	all = append(all, slices.DeleteFunc(engineFaults(servers.AsyncioEngine()),
+		func(s lab.Scenario) bool { return strings.Contains(s.Name, "run_queue") })...) // it has no thread to do that
+	for i := range all {
+		if all[i].Inject != nil {
+			all[i].Added = longer // the server knows nothing of it
+		}
+	}
+	return all
 }
 
 // paths are what a server delays its request by; "" is a fault that it has not.
@@ -142,12 +158,12 @@ func mainFaults(server lab.Server, p paths) []lab.Scenario {
 			What: "another request keeps the event loop busy, and bytes lie unread",
 		},
 		{
-			Name: "accept_queue", Stage: "accept_queue", Normal: lab.Ask{NewConn: true}, Inject: ask(p.refuses),
+			Name: "accept_queue", Stage: "accept_queue", Also: alsoUnread(server), Normal: lab.Ask{NewConn: true}, Inject: ask(p.refuses),
 			What: "nobody accepts the connection",
 		},
 		{
 			Name: "send_buffer", Stage: "send_buffer", Normal: get("/big?512"), Affected: slowly("/big?512"),
-			What: "the client reads slowly",
+			What: "the client reads slowly", Added: longer,
 			Load: lab.Load{Connections: 2, Rate: 60, Dial: smallBuffer},
 		},
 	}
@@ -158,6 +174,15 @@ func mainFaults(server lab.Server, p paths) []lab.Scenario {
 	}
 	all = slices.DeleteFunc(all, func(s lab.Scenario) bool { return has[s.Name] == "" })
 	return on(server, all)
+}
+
+// alsoUnread is receive_queue on an event loop: it may accept a connection just
+// before it is kept from reading from it.
+func alsoUnread(server lab.Server) []string {
+	if server.Serial {
+		return []string{"receive_queue"}
+	}
+	return nil
 }
 
 // on gives scenarios their server and their full name.
@@ -310,6 +335,23 @@ func smallBuffer(ctx context.Context, rig *lab.Rig) (net.Conn, error) {
 // the fault.
 func ask(path string) func(context.Context, *lab.Rig, time.Duration) error {
 	return func(ctx context.Context, rig *lab.Rig, _ time.Duration) error { return rig.Ask(ctx, path) }
+}
+
+// crowd has several other clients ask for a path at once, who together take the
+// server for the length of the fault.
+func crowd(path string) func(context.Context, *lab.Rig, time.Duration) error {
+	return func(ctx context.Context, rig *lab.Rig, _ time.Duration) error {
+		errs := make(chan error)
+		const clients = 4
+		for range clients {
+			go func() { errs <- rig.Ask(ctx, path) }()
+		}
+		var err error
+		for range clients {
+			err = errors.Join(err, <-errs)
+		}
+		return err
+	}
 }
 
 // burn takes the server's CPU.

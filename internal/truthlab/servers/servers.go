@@ -39,9 +39,13 @@ var sources embed.FS
 // dataSize is the size of the file that is read and mapped, in bytes.
 const dataSize = 64 << 20
 
-// Go is net/http.
-func Go() lab.Server {
-	return lab.Server{Name: "go", Go: true, Start: func(ctx context.Context, rig *lab.Rig) error {
+// Go is net/http, with so many threads at most that run Go code.
+func Go(threads int) lab.Server {
+	name := "go"
+	if threads == 1 {
+		name = "go-1"
+	}
+	return lab.Server{Name: name, Go: true, Start: func(ctx context.Context, rig *lab.Rig) error {
 		program, err := buildGo(ctx)
 		if err != nil {
 			return err
@@ -50,9 +54,7 @@ func Go() lab.Server {
 		if err != nil {
 			return err
 		}
-		// as many running threads as on a larger machine, or one that waits for
-		// the disk holds up the others
-		return spawn(ctx, rig, []string{"GOMAXPROCS=4"}, program, port, data, data)
+		return spawn(ctx, rig, []string{fmt.Sprintf("GOMAXPROCS=%d", threads)}, program, port, data, data)
 	}}
 }
 
@@ -119,10 +121,12 @@ func Node() lab.Server {
 		if err := command(ctx, "cp", "--dereference", node, rig.Paths["code"]); err != nil {
 			return err
 		}
+		// Collections that share one CPU with their helper threads really wait
+		// for it: that would be run_queue.
 		if err := unix.Mkfifo(filepath.Join(rig.Dir, "fifo"), 0o600); err != nil {
 			return err
 		}
-		return spawn(ctx, rig, nil, rig.Paths["code"], "--expose-gc", filepath.Join(src, "server.js"), port, data, rig.Paths["log"], filepath.Join(rig.Dir, "fifo"))
+		return spawn(ctx, rig, nil, rig.Paths["code"], "--expose-gc", "--single-threaded-gc", filepath.Join(src, "server.js"), port, data, rig.Paths["log"], filepath.Join(rig.Dir, "fifo"))
 	}}
 }
 

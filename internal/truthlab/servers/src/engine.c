@@ -20,12 +20,15 @@
  *   pipe?MS          writes to a full pipe that is emptied after MS
  *   read?MIB         reads FILE, buffered
  *   map?PAGES        touches pages of the mapped WEIGHTS, one here, one there
+ *   search?PAGES     the same, but other pages each time, until all had their turn
+ *   scan?MIB         touches the mapped WEIGHTS from the beginning, page by page
  *   touch?MIB        touches fresh memory in small pages; huge?MIB in huge ones
  *   steal?MS         computes 1 ms while a real-time thread keeps the CPU for MS
  *   team4?MS, team1  4 threads, or one, compute MS each; the request waits for
  *                    all of them (OpenMP)
  *   anon?MIB         touches memory that it has held since its first such request
  *   counter?MS       waits for another thread on a futex that counts, and stands at 2
+ *   yield?MS         4 threads look for work and call sched_yield(2) when there is none
  *
  * usage: engine PORT FILE WEIGHTS loop|threads unix|shm
  * It prints "ready API-PID ENGINE-PID".
@@ -242,6 +245,27 @@ static void do_map(long pages)
 		sink += weights[at * 4096];
 }
 
+static void do_search(long pages)
+{
+	static long at;
+	for (long i = 0; i < pages; i++, at = (at + 7919) % weight_pages)
+		sink += weights[at * 4096];
+}
+
+static void do_scan(long mib)
+{
+	/* a mapping of its own: that of the weights is read without readahead */
+	int fd = open(file, O_RDONLY);
+	long n = mib << 20;
+	const char *p = mmap(0, n, PROT_READ, MAP_SHARED, fd, 0);
+	if (fd < 0 || p == MAP_FAILED)
+		die("mmap");
+	for (long i = 0; i < n; i += 4096)
+		sink += p[i];
+	munmap((void *)p, n);
+	close(fd);
+}
+
 static void touch_fresh(long mib, int advice)
 {
 	long n = mib << 20;
@@ -291,6 +315,23 @@ static void team(int threads, long ms)
 	}
 }
 
+static void *look_for_work(void *arg)
+{
+	for (long end = now_us() + (long)arg * 1000; now_us() < end;)
+		sched_yield();
+	return 0;
+}
+
+static void do_yield(long ms)
+{
+	pthread_t t[4];
+	for (int i = 0; i < 4; i++)
+		if (pthread_create(&t[i], 0, look_for_work, (void *)ms))
+			die("pthread_create");
+	for (int i = 0; i < 4; i++)
+		pthread_join(t[i], 0);
+}
+
 static void do_team1(long ms) { team(1, ms); }
 static void do_team4(long ms) { team(4, ms); }
 
@@ -301,7 +342,8 @@ static const struct {
 	{ "none", nothing }, { "cpu", do_cpu }, { "sleep", sleep_ms }, { "lock", do_lock },
 	{ "pipe", do_pipe }, { "read", do_read }, { "map", do_map }, { "touch", do_touch },
 	{ "huge", do_huge }, { "steal", do_steal }, { "team1", do_team1 }, { "team4", do_team4 },
-	{ "anon", do_anon }, { "counter", do_counter },
+	{ "anon", do_anon }, { "counter", do_counter }, { "search", do_search }, { "scan", do_scan },
+	{ "yield", do_yield },
 };
 enum { FAULTS = sizeof(faults) / sizeof(*faults) };
 
