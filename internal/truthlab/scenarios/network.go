@@ -55,7 +55,7 @@ func slowReader(far *servers.Far) lab.Scenario {
 		return err
 	}
 	return lab.Scenario{
-		Name: "send_buffer/slow-reader", Stage: "send_buffer", Server: far.Threads(servers.None), Quick: true, Length: length,
+		Name: "send_buffer/slow-reader", Stage: "send_buffer", Server: far.Threads(servers.None), Length: length,
 		What:   "the client does not read for 60 ms while an answer comes that does not fit its window: bytes that send took wait in the socket",
 		Normal: lab.Ask{Path: "/big?16"}, Affected: lab.Ask{Path: "/big?256", Read: read},
 		Load: lab.Load{Dial: receiveBuffer(64 << 10)},
@@ -173,7 +173,7 @@ func slowUpload(far *servers.Far) lab.Scenario {
 		return io.MultiReader(bytes.NewReader(make([]byte, size)), sleeper(length), bytes.NewReader(make([]byte, size)))
 	}
 	return lab.Scenario{
-		Name: "request_body", Stage: "request_body", Server: far.Threads(servers.None), Quick: true, Length: length,
+		Name: "request_body", Stage: "request_body", Server: far.Threads(servers.None), Length: length,
 		What:   "the client pauses for 60 ms in the middle of its request's body",
 		Normal: lab.Ask{Path: "/"}, Affected: lab.Ask{Method: http.MethodPost, Path: "/body", Body: upload, Length: 2 * size},
 	}
