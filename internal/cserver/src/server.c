@@ -3,7 +3,8 @@
  * or one event loop (-loop). Each path delays its request in one known way, and the
  * header Fault-Nanoseconds says for how long by the scheduler's own account: the wall
  * time less the wait for a CPU, which the host may have caused, and where the fault is
- * a wait (lock, I/O, pipe) less the computing around it:
+ * a wait (lock, I/O, pipe) less the computing around it. Queued-Nanoseconds is that wait
+ * for a CPU, of this thread since its last answer:
  *
  *   /cpu?MS      computes            /sleep?MS   sleeps
  *   /lock?MS     waits for a mutex that another thread holds for MS
@@ -198,10 +199,13 @@ static int answer(int fd)
 		}
 	}
 	safepoint();
-	struct account before = account();
+	static __thread long queued;
+	struct account before = account(), after;
 	if (!fault(path, arg))
 		delay(path, arg);
-	long took = between(before, account(), is_wait(path));
+	after = account();
+	long took = between(before, after, is_wait(path)), kept = after.queued - queued;
+	queued = after.queued;
 	if (!strcmp(path, "/accept"))
 		accept_stall = arg;
 	if (!strcmp(path, "/stream")) {
@@ -215,7 +219,8 @@ static int answer(int fd)
 		return 1;
 	}
 	long body = !strcmp(path, "/big") ? arg << 10 : 2;
-	snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: %ld\r\nFault-Nanoseconds: %ld\r\n\r\n", body, took);
+	snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: %ld\r\n"
+		 "Fault-Nanoseconds: %ld\r\nQueued-Nanoseconds: %ld\r\n\r\n", body, took, kept);
 	char *out = calloc(1, strlen(head) + body);
 	memcpy(out, head, strlen(head));
 	send_all(fd, out, strlen(head) + body);

@@ -13,8 +13,12 @@ import (
 	"time"
 )
 
-// faultHeader is how a server says how long the delay itself took, in nanoseconds.
-const faultHeader = "Fault-Nanoseconds"
+// How a server says, in nanoseconds, how long the delay itself took, and how long the
+// thread that answered was kept waiting for a CPU, by the scheduler's statistics.
+const (
+	faultHeader  = "Fault-Nanoseconds"
+	queuedHeader = "Queued-Nanoseconds"
+)
 
 // load is steady load on a server, and what came of it.
 type load struct {
@@ -161,12 +165,16 @@ func send(ctx context.Context, transport *http.Transport, addr string, ask *Ask)
 	if res.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s %s: %s", method, path, res.Status)
 	}
-	if v := res.Header.Get(faultHeader); v != "" {
+	for name, d := range map[string]*time.Duration{faultHeader: &s.Fault, queuedHeader: &s.Queued} {
+		v := res.Header.Get(name)
+		if v == "" {
+			continue
+		}
 		ns, err := strconv.ParseInt(v, 10, 64)
 		if err != nil || ns < 0 {
-			return nil, fmt.Errorf("answer to %s %s: header %s is %q, not a number of nanoseconds", method, path, faultHeader, v)
+			return nil, fmt.Errorf("answer to %s %s: header %s is %q, not a number of nanoseconds", method, path, name, v)
 		}
-		s.Fault = time.Duration(ns)
+		*d = time.Duration(ns)
 	}
 	return s, nil
 }

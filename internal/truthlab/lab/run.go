@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/ebpfllm/ebpfllm/internal/process"
+	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
 // Size is how many requests a run needs.
@@ -173,21 +174,16 @@ func (o *outcome) all() []*Sample {
 	return slices.Concat(o.affected, o.unaffected, o.beside, o.disturbed)
 }
 
-// setAside moves those affected requests to disturbed that the client waited for
-// longer than the server's account of the delay explains, by half of that or more
-// (and by minExcess at least). The host delayed them: they prove nothing.
+// setAside moves those affected requests to disturbed whose server was kept from a CPU
+// for half of the delay or more (and for minExcess at least), by the scheduler's
+// statistics, in a scenario that has nothing to do with that. The host delayed them:
+// they prove nothing.
 func (o *outcome) setAside(s *Scenario) {
-	if s.Inject != nil || s.Added != nil {
+	if s.Inject != nil || s.right(stage.RunQueue.String()) {
 		return
 	}
-	usual := baselineOf(o.unaffected, func(*Sample) *Seen { return nil })
 	o.affected = slices.DeleteFunc(o.affected, func(x *Sample) bool {
-		if x.Fault == 0 {
-			return false
-		}
-		delay := x.Fault - usual.fault
-		over := x.Latency() - usual.latency - delay
-		disturbed := over >= max(delay/2, duration(minExcess))
+		disturbed := x.Queued >= max(x.Fault/2, duration(minExcess))
 		if disturbed {
 			o.disturbed = append(o.disturbed, x)
 		}

@@ -86,7 +86,9 @@ type Scenario struct {
 	// By default it is what the server says in the response header
 	// Fault-Nanoseconds (the wall time of the delay itself, less its median over
 	// the unaffected requests), or without that the client's latency less the
-	// median of the unaffected requests.
+	// median of the unaffected requests. The header Queued-Nanoseconds, how long the
+	// answering thread was kept from a CPU by the scheduler's statistics, lets
+	// requests be set aside that the host delayed as well.
 	Added func(s *Sample, usual time.Duration) time.Duration
 }
 
@@ -145,6 +147,7 @@ type Sample struct {
 	Prepared   time.Time      // before Before; zero without it
 	Start, End time.Time      // before connecting or the first byte sent; after the last byte read
 	Fault      time.Duration  // the header Fault-Nanoseconds; 0 without it
+	Queued     time.Duration  // the header Queued-Nanoseconds; 0 without it
 	where      string         // where it lies to the faults, for whoever looks into it
 }
 

@@ -319,21 +319,18 @@ func TestOnAnEventLoopWhoIsInFlightBesideAnAffectedRequestIsOnNeitherSide(t *tes
 
 func TestWhatTheHostDelayedAsWellIsSetAside(t *testing.T) {
 	s := lockScenario()
-	asked := func(latency, fault time.Duration) *Sample {
-		return &Sample{Asked: true, Start: time.Unix(0, 0), End: time.Unix(0, 0).Add(latency), Fault: fault}
+	asked := func(fault, queued time.Duration) *Sample {
+		return &Sample{Asked: true, Start: time.Unix(0, 0), End: time.Unix(0, 0).Add(100 * ms), Fault: fault, Queued: queued}
 	}
-	var samples []*Sample
-	for range 9 {
-		samples = append(samples, &Sample{Start: time.Unix(0, 0), End: time.Unix(0, 0).Add(2 * ms), Fault: ms})
-	}
-	clean, slow, short, silent := asked(50*ms, 41*ms), asked(62*ms, 41*ms), asked(8*ms, 2*ms), asked(200*ms, 0)
-	o := classify(append(samples, clean, slow, short, silent), nil, s)
-	assert.Equal(t, []*Sample{clean, silent}, o.affected, "what the server gives no account of stays")
-	assert.Equal(t, []*Sample{slow, short}, o.disturbed)
-	assert.Len(t, o.all(), 13)
+	clean, half, short, little, silent := asked(40*ms, 19*ms), asked(40*ms, 20*ms), asked(2*ms, 5*ms), asked(2*ms, 4*ms), asked(0, 0)
+	all := []*Sample{clean, half, short, little, silent}
+	o := classify(all, nil, s)
+	assert.Equal(t, []*Sample{clean, little, silent}, o.affected)
+	assert.Equal(t, []*Sample{half, short}, o.disturbed)
+	assert.ElementsMatch(t, all, o.all())
 	assert.Equal(t, 2, score(s, o, &outcome{}, account{}.of).Disturbed)
-	s.Added = func(*Sample, time.Duration) time.Duration { return 0 }
-	assert.Empty(t, classify(append(samples, clean, slow), nil, s).disturbed)
+	s.Stage = "run_queue"
+	assert.Equal(t, all, classify(all, nil, s).affected, "here it is the fault itself")
 }
 
 func TestAScenarioThatCannotBeIsRefused(t *testing.T) {

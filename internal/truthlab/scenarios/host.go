@@ -55,6 +55,11 @@ func host() []lab.Scenario {
 	var all []lab.Scenario
 	for _, server := range []lab.Server{threads, loop} {
 		quick := server.Name == threads.Name
+		var also []string
+		besides := ""
+		if server.Serial {
+			also, besides = []string{"receive_queue"}, "; an event loop does not read from the one that it has just accepted either"
+		}
 		add := func(s lab.Scenario) {
 			s.Name = "host/" + s.Name + "/" + server.Name
 			s.Server = server
@@ -62,8 +67,8 @@ func host() []lab.Scenario {
 		}
 
 		add(lab.Scenario{
-			Name: "accept_queue", Stage: "accept_queue", Quick: quick,
-			What:   "the accept loop rests, so that connections wait to be accepted",
+			Name: "accept_queue", Stage: "accept_queue", Also: also, Quick: quick,
+			What:   "the accept loop rests, so that connections wait to be accepted" + besides,
 			Normal: lab.Ask{NewConn: true},
 			Inject: func(ctx context.Context, r *lab.Rig, d time.Duration) error {
 				end := time.Now().Add(d)
@@ -160,8 +165,8 @@ func host() []lab.Scenario {
 			Name: "block_io_limit", Stage: "block_io",
 			What:     "a read past the page cache, with the I/O limit of the server's cgroup at 20 MB/s",
 			Affected: path("/direct?1"),
-			Load:     lab.Load{Every: 12},
-			Setup:    both(files(map[int]int{1: 3 << 20}), limitIO(20e6)),
+			Load:     lab.Load{Rate: 150, Every: 40},
+			Setup:    both(files(map[int]int{1: 5 << 20}), limitIO(20e6)),
 		})
 		add(lab.Scenario{
 			Name: "lock", Stage: "lock", Quick: quick,
