@@ -37,47 +37,47 @@ static void await(int listener)
 	}
 }
 
-/* An engine: one thread that does the work of all. */
+/* One thread that does the work of all. */
 static struct {
 	pthread_mutex_t mutex;
 	pthread_cond_t work, done;
 	long asked, finished, ms;
-} engine = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0 };
+} worker = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0 };
 
-static void *run_engine(void *unused)
+static void *run_worker(void *unused)
 {
 	for (;;) {
-		pthread_mutex_lock(&engine.mutex);
-		while (engine.finished == engine.asked)
-			pthread_cond_wait(&engine.work, &engine.mutex);
-		long ms = engine.ms;
-		pthread_mutex_unlock(&engine.mutex);
+		pthread_mutex_lock(&worker.mutex);
+		while (worker.finished == worker.asked)
+			pthread_cond_wait(&worker.work, &worker.mutex);
+		long ms = worker.ms;
+		pthread_mutex_unlock(&worker.mutex);
 		compute_ms(ms);
-		pthread_mutex_lock(&engine.mutex);
-		engine.finished++;
-		pthread_cond_broadcast(&engine.done);
-		pthread_mutex_unlock(&engine.mutex);
+		pthread_mutex_lock(&worker.mutex);
+		worker.finished++;
+		pthread_cond_broadcast(&worker.done);
+		pthread_mutex_unlock(&worker.mutex);
 	}
 	return unused;
 }
 
-static void start_engine(void)
+static void start_worker(void)
 {
 	pthread_t t;
 	hold_event = eventfd(0, EFD_NONBLOCK);
-	pthread_create(&t, 0, run_engine, 0);
+	pthread_create(&t, 0, run_worker, 0);
 	pthread_detach(t);
 }
 
-static void ask_engine(long ms)
+static void ask_worker(long ms)
 {
-	pthread_mutex_lock(&engine.mutex);
-	engine.ms = ms;
-	long mine = ++engine.asked;
-	pthread_cond_signal(&engine.work);
-	while (engine.finished < mine)
-		pthread_cond_wait(&engine.done, &engine.mutex);
-	pthread_mutex_unlock(&engine.mutex);
+	pthread_mutex_lock(&worker.mutex);
+	worker.ms = ms;
+	long mine = ++worker.asked;
+	pthread_cond_signal(&worker.work);
+	while (worker.finished < mine)
+		pthread_cond_wait(&worker.done, &worker.mutex);
+	pthread_mutex_unlock(&worker.mutex);
 }
 
 /* A managed runtime, of which this is the part that hurts. */
@@ -150,6 +150,19 @@ static long between(struct account from, struct account to, int waits_only)
 	return took > 0 ? took : 0;
 }
 
+/* The lines of the next answer's head that tell of its delays. */
+static __thread char delays[128];
+
+static void note_delays(struct account before, int waits_only)
+{
+	static __thread long queued;
+	struct account after = account();
+
+	snprintf(delays, sizeof(delays), "Fault-Nanoseconds: %ld\r\nQueued-Nanoseconds: %ld\r\n",
+		 between(before, after, waits_only), after.queued - queued);
+	queued = after.queued;
+}
+
 static int is_wait(const char *path)
 {
 	static const char *waits[] = { "/lock", "/pipe", "/write", "/read", "/direct", "/sync", 0 };
@@ -209,7 +222,7 @@ static int fault(const char *path, long arg)
 			;
 		pthread_join(t, 0);
 	} else if (!strcmp(path, "/engine")) {
-		ask_engine(arg);
+		ask_worker(arg);
 	} else if (!strcmp(path, "/collect")) {
 		pthread_mutex_lock(&world.mutex);
 		while (world.stopped)

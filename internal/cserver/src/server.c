@@ -199,13 +199,10 @@ static int answer(int fd)
 		}
 	}
 	safepoint();
-	static __thread long queued;
-	struct account before = account(), after;
+	struct account before = account();
 	if (!fault(path, arg))
 		delay(path, arg);
-	after = account();
-	long took = between(before, after, is_wait(path)), kept = after.queued - queued;
-	queued = after.queued;
+	note_delays(before, is_wait(path));
 	if (!strcmp(path, "/accept"))
 		accept_stall = arg;
 	if (!strcmp(path, "/stream")) {
@@ -219,8 +216,7 @@ static int answer(int fd)
 		return 1;
 	}
 	long body = !strcmp(path, "/big") ? arg << 10 : 2;
-	snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: %ld\r\n"
-		 "Fault-Nanoseconds: %ld\r\nQueued-Nanoseconds: %ld\r\n\r\n", body, took, kept);
+	snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: %ld\r\n%s\r\n", body, delays);
 	char *out = calloc(1, strlen(head) + body);
 	memcpy(out, head, strlen(head));
 	send_all(fd, out, strlen(head) + body);
@@ -246,7 +242,7 @@ int main(int argc, char **argv)
 
 	event_loop = argc > 3;
 	file = argv[2];
-	start_engine();
+	start_worker();
 	signal(SIGPIPE, SIG_IGN);
 	setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	if (bind(s, (void *)&a, sizeof(a)) || listen(s, 128)) {
