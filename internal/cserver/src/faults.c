@@ -13,10 +13,8 @@
  *                waits at its next safepoint
  *   /batch?MS    answers at a tick of a timer of MS, not at the very next
  */
-#include <sys/eventfd.h>
-#include <poll.h>
-
-static int hold_event = -1;
+static long hold_ms;
+static pthread_t accepter;
 
 static void compute_ms(long ms)
 {
@@ -25,16 +23,21 @@ static void compute_ms(long ms)
 			sink += i;
 }
 
-/* Waits until a connection can be accepted, and rests when it is told to. */
-static void await(int listener)
+/* Accepts a connection. On its way it rests, if it was told to. */
+static long accept_or_rest(int listener)
 {
-	struct pollfd p[2] = { { listener, POLLIN, 0 }, { hold_event, POLLIN, 0 } };
-	unsigned long ms;
-
-	while (poll(p, 2, -1) > 0 && (p[1].revents & POLLIN)) {
-		if (read(hold_event, &ms, sizeof(ms)) == sizeof(ms))
-			sleep_ms(ms);
+	for (;;) {
+		sleep_ms(__atomic_exchange_n(&hold_ms, 0, __ATOMIC_RELAXED));
+		long fd = accept(listener, 0, 0);
+		if (fd >= 0)
+			return fd;
+		if (errno != EINTR)
+			abort();
 	}
+}
+
+static void interrupt(int signal)
+{
 }
 
 /* One thread that does the work of all. */
@@ -64,7 +67,10 @@ static void *run_worker(void *unused)
 static void start_worker(void)
 {
 	pthread_t t;
-	hold_event = eventfd(0, EFD_NONBLOCK);
+	struct sigaction a = { .sa_handler = interrupt }; /* not SA_RESTART: accept(2) ends */
+
+	accepter = pthread_self();
+	sigaction(SIGUSR1, &a, 0);
 	pthread_create(&t, 0, run_worker, 0);
 	pthread_detach(t);
 }
@@ -200,13 +206,12 @@ static int fault(const char *path, long arg)
 			abort();
 		close(fd);
 	} else if (!strcmp(path, "/hold")) {
-		unsigned long ms = arg;
-		if (!event_loop) {
-			if (write(hold_event, &ms, sizeof(ms)) < 0)
-				abort();
+		if (event_loop) {
+			sleep_ms(arg);
 			return 1;
 		}
-		sleep_ms(arg);
+		__atomic_store_n(&hold_ms, arg, __ATOMIC_RELAXED);
+		pthread_kill(accepter, SIGUSR1);
 	} else if (!strcmp(path, "/compact")) {
 		int fd = open("/proc/sys/vm/compact_memory", O_WRONLY);
 		if (fd < 0 || write(fd, "1", 1) < 0)

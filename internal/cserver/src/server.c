@@ -254,12 +254,11 @@ int main(int argc, char **argv)
 	if (!event_loop)
 		for (;;) {
 			pthread_t t;
-			await(s);
 			if (accept_stall) {
 				sleep_ms(accept_stall);
 				accept_stall = 0;
 			}
-			long fd = accept(s, 0, 0);
+			long fd = accept_or_rest(s);
 			pthread_create(&t, 0, serve, (void *)fd);
 			pthread_detach(t);
 		}
