@@ -19,6 +19,7 @@ import (
 // Report is the outcome of a run, and what is written to out/truth.json.
 type Report struct {
 	Scenarios []*Result `json:"scenarios"`
+	Stages    []ByStage `json:"stages"` // made of the scenarios by Save
 	Lost      int64     `json:"lost_records"`
 	Machine   string    `json:"machine"`
 	Time      time.Time `json:"time"`
@@ -77,8 +78,56 @@ func ReadReport(path string) (*Report, error) {
 	return r, nil
 }
 
+// ByStage is how well a stage is told over all scenarios but the invisible ones.
+type ByStage struct {
+	Stage    string `json:"stage"`
+	Injected int    `json:"injected"` // affected requests of scenarios of this stage
+	Right    int    `json:"right"`    // of those, named as one that is right there
+	Named    int    `json:"named"`    // requests named as this stage, unaffected ones included
+	NamedOK  int    `json:"named_ok"` // of those, where it is right
+
+	Recall    float64 `json:"recall"`    // Right of Injected; 0 if none was injected
+	Precision float64 `json:"precision"` // NamedOK of Named; 0 if it was never named
+}
+
+// byStage adds the scenarios up.
+func (r *Report) byStage() (all []ByStage) {
+	of := func(name string) *ByStage {
+		i := slices.IndexFunc(all, func(b ByStage) bool { return b.Stage == name })
+		if i < 0 {
+			i = len(all)
+			all = append(all, ByStage{Stage: name})
+		}
+		return &all[i]
+	}
+	for _, s := range r.Scenarios {
+		if s.Invisible != "" {
+			continue
+		}
+		injected := of(s.Stage)
+		injected.Injected += s.Affected
+		injected.Right += s.Right
+		for named, n := range s.Named {
+			b := of(named)
+			b.Named += n
+			if accepts(s.Stage, s.Also, s.Control, named) {
+				b.NamedOK += n
+			}
+		}
+		for named, n := range s.FalseNamed {
+			of(named).Named += n
+		}
+	}
+	for i := range all {
+		all[i].Recall, all[i].Precision = share(all[i].Right, all[i].Injected), share(all[i].NamedOK, all[i].Named)
+	}
+	slices.SortFunc(all, func(a, b ByStage) int { return stageOrder(a.Stage, b.Stage) })
+	return all
+}
+
 // Save writes the report as JSON.
 func (r *Report) Save(path string) error {
+	r.Stages = r.byStage()
 	b, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
@@ -288,6 +337,17 @@ func (r *Report) Document(page string) (string, error) {
 			b.WriteString(" " + text + " |")
 		}
 		b.WriteString(" " + strings.ReplaceAll(s.note(), "|", "\\|") + " |\n")
+	}
+	b.WriteString("\nOver all scenarios, but those that are declared invisible:\n\n| stage | injected | recall | named | precision |\n|---|---|---|---|---|\n")
+	for _, s := range r.byStage() {
+		recall, precision := "–", "–"
+		if s.Injected > 0 {
+			recall = percent(s.Recall)
+		}
+		if s.Named > 0 && isStage(s.Stage) {
+			precision = percent(s.Precision)
+		}
+		fmt.Fprintf(&b, "| %s | %d | %s | %d | %s |\n", s.Stage, s.Injected, recall, s.Named, precision)
 	}
 	b.WriteString("\n" + tableEnd + after)
 	return b.String(), nil

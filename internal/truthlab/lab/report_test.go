@@ -107,6 +107,21 @@ func TestTheTableSaysWhichBarIsMissedAndByHowMuch(t *testing.T) {
 	require.EqualError(t, r.Err(), "host/lock/threads: it broke")
 }
 
+func TestRecallAndPrecisionAreOverAllScenarios(t *testing.T) {
+	r := handmade()
+	r.Scenarios = append(r.Scenarios, &Result{Stage: "page_fault", Affected: 12, Right: 12, Also: []string{"reclaim"}, Named: map[string]int{"page_fault": 10, "reclaim": 2}})
+	by := map[string]ByStage{}
+	for _, b := range r.byStage() {
+		by[b.Stage] = b
+	}
+	assert.Equal(t, ByStage{"lock", 100, 99, 99, 99, 0.99, 1}, by["lock"], "the invisible one is not in it")
+	assert.Equal(t, ByStage{"reclaim", 100, 90, 102, 92, 0.9, 92.0 / 102}, by["reclaim"])
+	assert.Equal(t, ByStage{"page_fault", 12, 12, 18, 10, 1, 10.0 / 18}, by["page_fault"])
+	assert.Equal(t, ByStage{"run_queue", 0, 0, 1, 0, 0, 0}, by["run_queue"])
+	assert.Equal(t, 2, by[noSpan].Named)
+	assert.Equal(t, ByStage{"cpu", 100, 100, 100, 100, 1, 1}, by["cpu"])
+}
+
 func TestThePageGetsTheTableInPlaceOfTheOldOne(t *testing.T) {
 	r := handmade()
 	page := "# Accuracy\n\n" + tableBegin + "\nstale\n" + tableEnd + "\n\nrest\n"

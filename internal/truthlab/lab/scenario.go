@@ -192,11 +192,10 @@ func (s *Scenario) Class() Class {
 }
 
 // right tells whether a stage that was named is right.
-func (s *Scenario) right(named string) bool {
-	if s.Control && (named == "cpu" || named == "wait") {
-		return true
-	}
-	return named == s.Stage || slices.Contains(s.Also, named)
+func (s *Scenario) right(named string) bool { return accepts(s.Stage, s.Also, s.Control, named) }
+
+func accepts(stage string, also []string, control bool, named string) bool {
+	return named == stage || slices.Contains(also, named) || control && (named == "cpu" || named == "wait")
 }
 
 // withDefaults fills in what was left open.

@@ -15,17 +15,18 @@ import (
 // Result is what came of a scenario, as it stands in the report. Shares and errors
 // are fractions, times are seconds.
 type Result struct {
-	Name      string `json:"name"`
-	Server    string `json:"server"`
-	Stage     string `json:"stage"`
-	Control   bool   `json:"control"`
-	Class     Class  `json:"class"`
-	What      string `json:"what"`
-	Report    string `json:"report,omitempty"`
-	Invisible string `json:"invisible,omitempty"`
-	Emulated  bool   `json:"emulated,omitempty"`
-	Skipped   string `json:"skipped,omitempty"` // why it could not be run here
-	Error     string `json:"error,omitempty"`   // why its figures are not whole
+	Name      string   `json:"name"`
+	Server    string   `json:"server"`
+	Stage     string   `json:"stage"`
+	Also      []string `json:"also,omitempty"` // stages that are as right
+	Control   bool     `json:"control"`
+	Class     Class    `json:"class"`
+	What      string   `json:"what"`
+	Report    string   `json:"report,omitempty"`
+	Invisible string   `json:"invisible,omitempty"`
+	Emulated  bool     `json:"emulated,omitempty"`
+	Skipped   string   `json:"skipped,omitempty"` // why it could not be run here
+	Error     string   `json:"error,omitempty"`   // why its figures are not whole
 
 	Affected   int `json:"affected"`
 	Right      int `json:"right"` // affected requests whose top stage is the right one
@@ -60,7 +61,7 @@ type Result struct {
 // describe is a result with nothing but the scenario in it.
 func describe(s *Scenario) *Result {
 	return &Result{
-		Name: s.Name, Server: s.Server.Name, Stage: s.Stage, Control: s.Control, Class: s.Class(), What: s.What,
+		Name: s.Name, Server: s.Server.Name, Stage: s.Stage, Also: s.Also, Control: s.Control, Class: s.Class(), What: s.What,
 		Report: s.Report, Invisible: s.Invisible, Emulated: s.Emulated, Named: map[string]int{},
 	}
 }
@@ -110,6 +111,9 @@ func isStall(name string) bool {
 	}
 	return true
 }
+
+// isStage tells a stage from what stands for none.
+func isStage(name string) bool { return name != noStage && name != noSpan }
 
 // values are what is compared of a request, in seconds.
 func (s *Seen) values() map[key]float64 {
@@ -338,9 +342,6 @@ func (r *Result) example(which string, x *Sample, usual *baseline, about *Seen) 
 
 // Recall is the share of affected requests whose top stage is right, 0 to 1.
 func (r *Result) Recall() float64 { return share(r.Right, r.Affected) }
-
-// Precision is the share of the requests named as the scenario's stage that had it.
-func (r *Result) Precision() float64 { return share(r.Right, r.Right+r.FalseBlame) }
 
 func share(n, of int) float64 {
 	if of == 0 {
