@@ -151,8 +151,8 @@ func bloatedStream(far *servers.Far) lab.Scenario {
 	return lab.Scenario{
 		Name: "bufferbloat/long-answer", Stage: "send_buffer", Server: far.Threads(servers.None), Length: 60 * time.Millisecond,
 		What:   "another sender fills the large buffer of a narrow place behind the server's device: the answer's acknowledgements are late, and what they would let go waits in the socket",
-		Normal: lab.Ask{Path: "/big?64"},
-		Load:   lab.Load{Rate: 60},
+		Normal: lab.Ask{Path: "/big?256"},
+		Load:   lab.Load{Rate: 32},
 		Setup:  setup, Inject: inject,
 	}
 }
