@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -154,6 +156,10 @@ func mainFaults(server lab.Server, p paths) []lab.Scenario {
 			What: "others with higher priority take the server's CPU",
 		},
 		{
+			Name: "run_queue_new_connection", Stage: "run_queue", Normal: lab.Ask{NewConn: true}, Inject: burn,
+			What: "others with higher priority take the CPU of a server that would accept a connection",
+		},
+		{
 			Name: "receive_queue", Stage: "receive_queue", Inject: ask(p.holds),
 			What: "another request keeps the event loop busy, and bytes lie unread",
 		},
@@ -170,7 +176,7 @@ func mainFaults(server lab.Server, p paths) []lab.Scenario {
 	has := map[string]string{
 		"cpu": p.computes, "gc": p.pauses, "timer": p.sleeps, "lock": p.locks, "syscall": p.blocks, "page_cache": p.reads,
 		"page_fault": p.maps, "page_fault_minor": p.touches, "receive_queue": p.holds, "accept_queue": p.refuses,
-		"run_queue": "/", "send_buffer": "/",
+		"run_queue": "/", "run_queue_new_connection": "/", "send_buffer": "/",
 	}
 	all = slices.DeleteFunc(all, func(s lab.Scenario) bool { return has[s.Name] == "" })
 	return on(server, all)
@@ -265,16 +271,16 @@ func nodeFaults(server lab.Server) []lab.Scenario {
 func llamaFaults() []lab.Scenario {
 	scenarios := []lab.Scenario{
 		{
-			Name: "cpu", Stage: "cpu", Control: true, Affected: chat(120, 1),
-			What: "a long prompt",
+			Name: "cpu", Stage: "cpu", Control: true, Affected: chat(16, 1),
+			What: "a longer prompt",
 		},
 		{
-			Name: "queue", Stage: "wait", Control: true, Inject: func(ctx context.Context, rig *lab.Rig, _ time.Duration) error { return send(ctx, rig, chat(200, 1)) },
+			Name: "queue", Stage: "wait", Control: true, Affected: chat(1, 1), Before: takeTurn(chat(24, 1)),
 			What: "another request has the engine's turn",
 		},
 		{
-			Name: "page_fault", Stage: "page_fault", Affected: chat(1, 1), Before: evictWeights,
-			What: "the weights were evicted",
+			Name: "page_fault", Stage: "page_fault", Affected: chat(1, 1), Before: evictWeights, Report: "Osmantic/ODS#2260",
+			What: "the weights were evicted, as nothing locks them",
 		},
 		{
 			Name: "run_queue", Stage: "run_queue", Inject: burn,
@@ -390,6 +396,63 @@ func send(ctx context.Context, rig *lab.Rig, ask lab.Ask) error {
 		err = errors.New(res.Status)
 	}
 	return err
+}
+
+// takeTurn has another client ask, and returns when the server computes for it.
+func takeTurn(ask lab.Ask) func(context.Context, *lab.Rig) error {
+	failed := make(chan error, 1)
+	return func(ctx context.Context, rig *lab.Rig) error {
+		select {
+		case err := <-failed:
+			return err
+		default:
+		}
+		before, err := cpuTime(rig.PIDs[0])
+		if err != nil {
+			return err
+		}
+		go func() {
+			if err := send(context.WithoutCancel(ctx), rig, ask); err != nil {
+				select {
+				case failed <- err:
+				default:
+				}
+			}
+		}()
+		for range 1000 {
+			now, err := cpuTime(rig.PIDs[0])
+			if err != nil || now-before > 5*time.Millisecond {
+				return err
+			}
+			time.Sleep(500 * time.Microsecond)
+		}
+		return errors.New("the server does not compute for the request before")
+	}
+}
+
+// cpuTime is how long the threads of a process have run, those that have ended left
+// out.
+func cpuTime(pid int) (time.Duration, error) {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil || len(threads) == 0 {
+		return 0, errors.Join(fmt.Errorf("process %d has no threads to look at", pid), err)
+	}
+	var sum time.Duration
+	for _, path := range threads {
+		text, err := os.ReadFile(path)
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		var ran int64
+		if _, err := fmt.Sscan(string(text), &ran); err != nil {
+			return 0, fmt.Errorf("%s: %w", path, err)
+		}
+		sum += time.Duration(ran)
+	}
+	return sum, nil
 }
 
 // evictRead drops the file that read faults read from memory.
