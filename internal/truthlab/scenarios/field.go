@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,10 +29,10 @@ func field() []lab.Scenario {
 	all := []lab.Scenario{
 		{
 			Name: "cpu_limit_many_threads", Report: "kserve/kserve#1031", Server: threads, Stage: "throttled",
-			What:     "four threads of a request use up the CPU limit, 25 ms per 100 ms, and the request waits for the next period",
-			Affected: get("/team4?12"), Load: slow,
-			Setup: quota(25 * time.Millisecond),
-			Added: beyond(4 * 12 * time.Millisecond),
+			What:     "four threads of a request use up the CPU limit, 10 ms per 100 ms, and the request waits for the next periods",
+			Affected: get("/team4?6"), Load: lab.Load{Connections: 1, Rate: 12, Every: 6},
+			Setup: quota(10 * time.Millisecond),
+			Added: beyond(4 * 6 * time.Millisecond),
 		},
 		{
 			Name: "cpu_limit", Report: "huggingface/text-embeddings-inference#170", Server: threads, Stage: "throttled",
@@ -41,7 +42,7 @@ func field() []lab.Scenario {
 			Added: beyond(40 * time.Millisecond),
 		},
 		{
-			Name: "thread_pool_throttles_engine", Report: "sgl-project/sglang#32084", Server: engine, Stage: "throttled",
+			Name: "thread_pool_throttles_engine", Report: "sgl-project/sglang#32084", Server: threads, Stage: "throttled",
 			What:   "threads of the API process use up the CPU limit, 25 ms per 100 ms, and the engine process cannot go on",
 			Normal: get("/engine/none"), Inject: ask("/team4?12"), Load: lab.Load{Connections: 2, Rate: 25},
 			Setup: quota(25 * time.Millisecond),
@@ -148,7 +149,7 @@ func quota(d time.Duration) func(context.Context, *lab.Rig) error {
 		if err := limitCPU(ctx, rig); err != nil {
 			return err
 		}
-		value := fmt.Sprint(d.Microseconds())
+		value := strconv.FormatInt(d.Microseconds(), 10)
 		if filepath.Base(rig.Paths[cpuQuota]) == "cpu.max" { // version 2
 			value += " 100000"
 		}

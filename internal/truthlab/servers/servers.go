@@ -204,7 +204,7 @@ func spawn(ctx context.Context, rig *lab.Rig, env []string, path string, args ..
 		return err
 	}
 	rig.Addr = fmt.Sprintf("127.0.0.1:%d", number)
-	for _, field := range strings.Fields(line) {
+	for field := range strings.FieldsSeq(line) {
 		pid, err := strconv.Atoi(field)
 		if err != nil {
 			return fmt.Errorf("%s says it is ready as %q, not with its processes' numbers", path, line)

@@ -57,7 +57,7 @@ func run() error {
 	}
 	mux := http.NewServeMux()
 	held := &heldListener{TCPListener: listener.(*net.TCPListener)}
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") })
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok")) })
 	mux.HandleFunc("GET /big", func(w http.ResponseWriter, r *http.Request) { w.Write(make([]byte, number(r)<<10)) })
 	mux.HandleFunc("GET /upstream", func(w http.ResponseWriter, r *http.Request) {
 		answer, err := http.Get(r.URL.RawQuery)
@@ -78,7 +78,7 @@ func run() error {
 				return
 			}
 			w.Header().Set("Fault-Nanoseconds", strconv.FormatInt(time.Since(begin).Nanoseconds(), 10))
-			io.WriteString(w, "ok")
+			w.Write([]byte("ok"))
 		})
 	}
 	fmt.Println("ready", os.Getpid())
