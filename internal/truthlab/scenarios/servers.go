@@ -61,6 +61,11 @@ func serverShapes() []lab.Scenario {
 				Invisible: "Python's lock is a semaphore: waiting for it looks like waiting for work",
 			},
 			{
+				Name: "servers/counter/engine-threads-unix", Server: servers.Engine(servers.Threads, servers.Unix), Stage: "wait", Control: true, Affected: get("/counter?40"),
+				What:      "the handler waits for another thread on a futex that counts, and stands at 2",
+				Invisible: "a contended mutex is a futex of 2, and nothing else tells the two apart",
+			},
+			{
 				Name: "servers/blocking_sleep/uvicorn", Server: uvicorn, Stage: "receive_queue",
 				What:   "another request's handler sleeps without giving way to the loop, and bytes lie unread",
 				Inject: ask("/block?40"),
