@@ -16,7 +16,7 @@ export GOTOOLCHAIN ?= local
 export EBPFLLM_COLLECTOR := $(CURDIR)/$(DIST)
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-full generate generate-ocb test demo demo-llamacpp run bench bench-overhead bench-receiver soak lint fmt backends test-backends clean
+.PHONY: help build build-full generate generate-ocb test truth truth-docs demo demo-llamacpp run bench bench-overhead bench-receiver soak lint fmt backends test-backends clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -45,6 +45,12 @@ test: build ## run every test; as root the kernel tests run too
 	@mkdir -p out
 	$(TOOLS) gotestsum --format pkgname --format-hide-empty-pkg --jsonfile out/test.json --post-run-command internal/tools/counts.sh \
 		--raw-command -- internal/tools/gotest.sh "$(if $(filter ./...,$(PKGS)),$(MODULES),.)" -count 1 -timeout 20m $(TESTFLAGS) $(PKGS)
+
+truth: ## inject known faults and hold what the receiver says of them to its bars; SCENARIO='host/lock' runs some, TRUTHFLAGS=-quick the short list (as root)
+	go run ./internal/truthlab $(if $(SCENARIO),-run '$(SCENARIO)' -add) $(TRUTHFLAGS)
+
+truth-docs: ## put the table and the picture of out/truth.json into docs/accuracy.md
+	go run ./internal/truthlab -docs docs/accuracy.md
 
 demo: build ## spike a real streaming server and explain each spike (as root; under a minute after the build)
 	go run ./internal/demo -collector $(DIST)

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ebpfllm/ebpfllm/internal/assemble"
+	"github.com/ebpfllm/ebpfllm/internal/cserver"
 	"github.com/ebpfllm/ebpfllm/internal/probe"
 	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
@@ -47,14 +48,10 @@ type server struct {
 
 var compile = sync.OnceValues(func() (string, error) {
 	out := filepath.Join(os.TempDir(), fmt.Sprintf("ebpfllm-kerneltest-%d", os.Getpid()))
-	b, err := exec.Command("gcc", "-O1", "-Wall", "-pthread", "-o", out, "testdata/server.c").CombinedOutput()
-	if err != nil {
-		err = fmt.Errorf("gcc: %w: %s", err, b)
-	}
-	return out, err
+	return out, cserver.Build(out)
 })
 
-// startC starts testdata/server.c: a thread per connection, or one event loop.
+// startC starts the C server: a thread per connection, or one event loop.
 func startC(t *testing.T, loop bool, options ...string) *server {
 	t.Helper()
 	binary, err := compile()

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/ebpfllm/ebpfllm/internal/process"
 )
 
 // MinStall is the shortest delay that is called a spike here: the collector's
@@ -57,7 +59,7 @@ service:
 // collector is a running distribution with both components, which writes the
 // traces it keeps to a file.
 type collector struct {
-	process  *process
+	process  *process.Process
 	endpoint string // for OTLP over HTTP
 	metrics  string // URL of its own metrics
 }
@@ -98,7 +100,7 @@ func startCollector(ctx context.Context, path, dir, out, executable, address str
 	if err := os.Remove(out); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	p, err := startProcess("the collector", filepath.Join(dir, "collector.log"), cpus, nil, path, "--config", config)
+	p, err := process.Start("the collector", filepath.Join(dir, "collector.log"), cpus, nil, path, "--config", config)
 	if err != nil {
 		return nil, err
 	}
@@ -106,11 +108,11 @@ func startCollector(ctx context.Context, path, dir, out, executable, address str
 	deadline, cancel := context.WithTimeoutCause(ctx, 20*time.Second, errors.New("20 s passed"))
 	defer cancel()
 	ready := func() bool {
-		text, err := os.ReadFile(p.log)
+		text, err := os.ReadFile(p.Log)
 		return err == nil && strings.Contains(string(text), "Everything is ready")
 	}
-	if err := p.waitFor(deadline, "ready", ready); err != nil {
-		p.abandon()
+	if err := p.WaitFor(deadline, "ready", ready); err != nil {
+		p.Abandon()
 		return nil, err
 	}
 	return c, nil
@@ -134,7 +136,7 @@ func (c *collector) waitForDecisions(ctx context.Context) error {
 		none++
 		return none > 25
 	}
-	return c.process.waitFor(deadline, "done with its decisions", decided)
+	return c.process.WaitFor(deadline, "done with its decisions", decided)
 }
 
 // losses are the collector's own counters of things that went wrong and are not

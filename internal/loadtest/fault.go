@@ -5,13 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpfllm/ebpfllm/internal/disturb"
 	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
@@ -71,8 +70,8 @@ type rig struct {
 // costs reads. Afterwards it reads them back in, so that the next request does
 // not pay as well.
 func strikePageFault(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
-	pid, weights := r.server.process.pid(), r.server.weights
-	if err := evict(pid, weights); err != nil {
+	pid, weights := r.server.process.PID(), r.server.weights
+	if err := disturb.EvictMapping(pid, weights); err != nil {
 		return sent{}, 0, fmt.Errorf("evict %s: %w", weights, err)
 	}
 	served := make(chan struct{})
@@ -90,7 +89,7 @@ func strikePageFault(ctx context.Context, r *rig, q request) (sent, time.Duratio
 				return
 			}
 			// The server reads pages back in meanwhile: some are always left.
-			if err := evictOnce(pid, weights); err != nil {
+			if err := disturb.EvictMappingOnce(pid, weights); err != nil {
 				evicted <- fmt.Errorf("evict %s: %w", weights, err)
 				return
 			}
@@ -101,7 +100,7 @@ func strikePageFault(ctx context.Context, r *rig, q request) (sent, time.Duratio
 	if err := errors.Join(err, <-evicted); err != nil {
 		return s, 0, err
 	}
-	return s, s.Latency - r.usual, warm(weights)
+	return s, s.Latency - r.usual, disturb.Warm(weights)
 }
 
 // strikeSendBuffer stops reading after the first chunk, until the server has
@@ -161,7 +160,7 @@ func waitForWaiter(ctx context.Context, inode uint64) error {
 // strikeRunQueue keeps the server's CPU busy with threads of higher priority
 // while the request is being served.
 func strikeRunQueue(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
-	burn := prepareBurners(r.server.cpu)
+	burn := disturb.PrepareBurners(r.server.cpu)
 	defer func() { _ = burn(0) }()
 	return r.strikeAtFirstChunk(ctx, q, r.contention, func() error { return burn(r.contention) })
 }
@@ -169,11 +168,11 @@ func strikeRunQueue(ctx context.Context, r *rig, q request) (sent, time.Duration
 // strikeStopped stops the server while the request is being served.
 func strikeStopped(ctx context.Context, r *rig, q request) (sent, time.Duration, error) {
 	return r.strikeAtFirstChunk(ctx, q, r.delay, func() error {
-		if err := unix.Kill(r.server.process.pid(), unix.SIGSTOP); err != nil {
+		if err := unix.Kill(r.server.process.PID(), unix.SIGSTOP); err != nil {
 			return err
 		}
 		err := sleep(ctx, r.delay)
-		return errors.Join(err, unix.Kill(r.server.process.pid(), unix.SIGCONT))
+		return errors.Join(err, unix.Kill(r.server.process.PID(), unix.SIGCONT))
 	})
 }
 
@@ -190,51 +189,6 @@ func (r *rig) strikeAtFirstChunk(ctx context.Context, q request, delay time.Dura
 		return s, 0, err
 	}
 	return s, min(delay, s.Latency-r.usual), <-done
-}
-
-// prepareBurners makes threads on a CPU that are ready to keep it busy, with
-// real-time priority where that is allowed, else with the highest ordinary one
-// and so many of them that hardly any of the CPU is left. The returned function
-// has them do it for a while, once; then they end.
-func prepareBurners(cpu int) (burn func(time.Duration) error) {
-	const threads = 8
-	ends := make(chan time.Time, threads)
-	done := make(chan error, threads)
-	for range threads {
-		go func() {
-			// Never unlocked, so that the thread with its changed priority
-			// ends with the goroutine.
-			runtime.LockOSThread()
-			var set unix.CPUSet
-			set.Set(cpu)
-			err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
-			if err != nil { // a cgroup without a budget for it
-				err = unix.Setpriority(unix.PRIO_PROCESS, 0, -20)
-			}
-			if err == nil {
-				err = unix.SchedSetaffinity(0, &set)
-			}
-			for end := <-ends; time.Now().Before(end); {
-			}
-			done <- err
-		}()
-	}
-	var once sync.Once
-	return func(d time.Duration) (err error) {
-		once.Do(func() {
-			end := time.Now().Add(d)
-			for range threads {
-				ends <- end
-			}
-			for range threads {
-				err = errors.Join(err, <-done)
-			}
-		})
-		if err != nil {
-			err = fmt.Errorf("keep CPU %d busy: %w", cpu, err)
-		}
-		return err
-	}
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

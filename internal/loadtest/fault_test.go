@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ebpfllm/ebpfllm/internal/disturb"
 	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
@@ -24,7 +25,7 @@ func startRig(t *testing.T) *rig {
 	require.NoError(t, err)
 	running, err := startServer(t.Context(), p, "127.0.0.1:0", c.server, dir, nil, "-uninstrumented")
 	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, running.process.stop()) })
+	t.Cleanup(func() { assert.NoError(t, running.process.Stop()) })
 	client := newClient(running.url, true)
 	t.Cleanup(client.close)
 	return &rig{server: running, client: client, delay: 60 * time.Millisecond, contention: 60 * time.Millisecond}
@@ -62,14 +63,14 @@ func TestEvictEmptiesThePageCache(t *testing.T) {
 	file, err := os.Open(r.server.weights)
 	require.NoError(t, err)
 	defer file.Close()
-	require.NoError(t, warm(r.server.weights))
+	require.NoError(t, disturb.Warm(r.server.weights))
 	_, err = r.client.do(t.Context(), streamed(r.server.size), nil)
 	require.NoError(t, err)
 
-	before, err := resident(file)
+	before, err := disturb.Resident(file)
 	require.NoError(t, err)
-	require.NoError(t, evict(r.server.process.pid(), r.server.weights))
-	after, err := resident(file)
+	require.NoError(t, disturb.EvictMapping(r.server.process.PID(), r.server.weights))
+	after, err := disturb.Resident(file)
 	require.NoError(t, err)
 	assert.Greater(t, before, 0.95)
 	assert.Less(t, after, 0.05)

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ebpfllm/ebpfllm/internal/process"
 	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
@@ -48,11 +49,11 @@ var cpus = sync.OnceValues(func() (c struct {
 	if os.Geteuid() != 0 {
 		return c, errors.New("must run as root, as the receiver loads eBPF programs and the faults act on other processes: run it with sudo")
 	}
-	c.server, c.rest, err = splitCPUs()
+	c.server, c.rest, err = process.SplitCPUs()
 	if err != nil {
 		return c, err
 	}
-	return c, favour(os.Getpid(), c.rest...)
+	return c, process.Favour(os.Getpid(), c.rest...)
 })
 
 // Run does the whole run and leaves nothing running. An error means that it could
@@ -103,7 +104,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	stopCollector := sync.OnceValue(col.process.stop)
+	stopCollector := sync.OnceValue(col.process.Stop)
 	defer func() { err = errors.Join(err, stopCollector()) }()
 	var args []string
 	if o.Uninstrumented {
@@ -113,7 +114,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	stopServer := sync.OnceValue(srv.process.stop)
+	stopServer := sync.OnceValue(srv.process.Stop)
 	defer func() { err = errors.Join(err, stopServer()) }()
 
 	r := &rig{server: srv, client: newClient(srv.url, !o.Uninstrumented), delay: o.Delay}
@@ -223,7 +224,7 @@ func (r *rig) inject(ctx context.Context, s step) (tried []*Request, err error) 
 // strike sends a request and delays it. If the fault came too late to delay it,
 // the request is a normal one.
 func (r *rig) strike(ctx context.Context, s step) (*Request, error) {
-	before, err := runDelay(r.server.process.pid())
+	before, err := process.RunDelay(r.server.process.PID())
 	if err != nil {
 		return nil, err
 	}
@@ -231,7 +232,7 @@ func (r *rig) strike(ctx context.Context, s step) (*Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	after, err := runDelay(r.server.process.pid())
+	after, err := process.RunDelay(r.server.process.PID())
 	if err != nil {
 		return nil, err
 	}

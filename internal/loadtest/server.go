@@ -2,14 +2,14 @@ package loadtest
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"github.com/ebpfllm/ebpfllm/internal/llamacpp"
+	"github.com/ebpfllm/ebpfllm/internal/process"
 	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
@@ -43,59 +43,10 @@ func build(ctx context.Context, server, dir string) (program, error) {
 			weights: filepath.Join(dir, "weights.bin"), lock: filepath.Join(dir, "slot.lock"),
 		}, command(ctx, "go", "build", "-o", path, "github.com/ebpfllm/ebpfllm/examples/llmserver")
 	case LlamaCPP:
-		return buildLlamaCPP(ctx)
+		s, err := llamacpp.Build(ctx)
+		return program{path: s.Path, args: s.Args, weights: s.Model, size: 4}, err
 	}
 	return program{}, fmt.Errorf("no server %q: choose from %s, %s", server, LLMServer, LlamaCPP)
-}
-
-// buildLlamaCPP fetches llama.cpp's libraries from npm, builds the server and
-// has it write a model, all in the user's cache directory: they are large and
-// stay the same.
-func buildLlamaCPP(ctx context.Context) (program, error) {
-	const libraries = "@node-llama-cpp/linux-x64"
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return program{}, err
-	}
-	dir := filepath.Join(cache, "ebpfllm", "llamacpp")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return program{}, err
-	}
-	lib := filepath.Join(dir, "node_modules", libraries, "bins", "linux-x64")
-	if _, err := os.Stat(lib); err != nil {
-		if _, err := exec.LookPath("npm"); err != nil {
-			return program{}, errors.New("needs npm, which serves llama.cpp's libraries: apt-get install npm")
-		}
-		// Without the optional dependencies, which are GPU libraries of 700 MB.
-		err := command(ctx, "npm", "install", "--prefix", dir, "--save-exact", "--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", libraries+"@3.21.1")
-		if err != nil {
-			return program{}, err
-		}
-	}
-	for _, name := range []string{"libllama", "libggml"} {
-		err := os.Symlink(name+".v0.4.0.so", filepath.Join(lib, name+".so"))
-		if err != nil && !errors.Is(err, os.ErrExist) {
-			return program{}, err
-		}
-	}
-	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/ebpfllm/ebpfllm").Output()
-	if err != nil {
-		return program{}, fmt.Errorf("find the module: %w", err)
-	}
-	p := program{path: filepath.Join(dir, "llamacpp"), weights: filepath.Join(dir, "random.gguf"), size: 4}
-	p.args = []string{"-libraries", lib, "-model", p.weights}
-	err = command(ctx, "go", "build", "-C", filepath.Join(strings.TrimSpace(string(root)), "examples", "llamacpp"), "-o", p.path, ".")
-	if err != nil {
-		return program{}, err
-	}
-	return p, command(ctx, p.path, "-generate", "-model", p.weights)
-}
-
-// BuildLlamaCPP makes examples/llamacpp, its libraries and its model ready, and
-// returns how to start it.
-func BuildLlamaCPP(ctx context.Context) (path string, args []string, err error) {
-	p, err := buildLlamaCPP(ctx)
-	return p.path, p.args, err
 }
 
 // command runs a command to its end; its output is part of the error.
@@ -111,7 +62,7 @@ type server struct {
 	program
 	url     string
 	cpu     int
-	process *process
+	process *process.Process
 }
 
 // startServer starts a program at an address, on one CPU. It may have as many running threads
@@ -119,19 +70,19 @@ type server struct {
 // hold up the others.
 func startServer(ctx context.Context, p program, address string, cpu int, logs string, env []string, args ...string) (*server, error) {
 	args = append(append([]string{"-listen", address}, p.args...), args...)
-	child, err := startProcess(filepath.Base(p.path), filepath.Join(logs, "server.log"), []int{cpu}, append(env, "GOMAXPROCS=4"), p.path, args...)
+	child, err := process.Start(filepath.Base(p.path), filepath.Join(logs, "server.log"), []int{cpu}, append(env, "GOMAXPROCS=4"), p.path, args...)
 	if err != nil {
 		return nil, err
 	}
 	// Other work on this machine should disturb the server as little as
 	// possible: what it still does is in the kernel's record of the request.
 	s := &server{program: p, cpu: cpu, process: child}
-	err = favour(child.pid(), cpu)
+	err = process.Favour(child.PID(), cpu)
 	if err == nil {
-		err = child.waitFor(ctx, "ready", func() (ok bool) { s.url, ok = child.logLine("listening on "); return ok })
+		err = child.WaitFor(ctx, "ready", func() (ok bool) { s.url, ok = child.LogLine("listening on "); return ok })
 	}
 	if err != nil {
-		child.abandon()
+		child.Abandon()
 		return nil, err
 	}
 	return s, nil

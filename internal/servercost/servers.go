@@ -22,7 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ebpfllm/ebpfllm/internal/loadtest"
+	"github.com/ebpfllm/ebpfllm/internal/llamacpp"
 	"github.com/ebpfllm/ebpfllm/internal/probe"
 	"github.com/ebpfllm/ebpfllm/internal/target"
 )
@@ -85,11 +85,11 @@ func startEcho(ctx context.Context, dir string, cpu int) (*server, error) {
 // startLLM builds and starts examples/llamacpp: the real llama.cpp on a
 // generated model, in a Go server.
 func startLLM(ctx context.Context, dir string) (*server, error) {
-	path, args, err := loadtest.BuildLlamaCPP(ctx)
+	program, err := llamacpp.Build(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s := &server{cmd: exec.CommandContext(ctx, path, append(args, "-listen", "127.0.0.1:0", "-uninstrumented")...)}
+	s := &server{cmd: exec.CommandContext(ctx, program.Path, append(program.Args, "-listen", "127.0.0.1:0", "-uninstrumented")...)}
 	s.cmd.Dir = dir
 	s.cmd.Env = append(os.Environ(), "GOMAXPROCS=4") // as on a larger machine
 	if err := s.start(serverCPU, "listening on "); err != nil {

@@ -1,17 +1,19 @@
 /*
- * A server for the kernel tests, in the two shapes that are not Go's: a thread
- * per connection (default) or one event loop (-loop). Each path delays its
- * request in one known way:
+ * A server in the two shapes that are not Go's: a thread per connection (default)
+ * or one event loop (-loop). Each path delays its request in one known way, and the
+ * header Fault-Nanoseconds says for how long by the scheduler's own account: the wall
+ * time less the wait for a CPU, which the host may have caused, and where the fault is
+ * a wait (lock, I/O, pipe) less the computing around it. Queued-Nanoseconds is that wait
+ * for a CPU, of this thread since its last answer:
  *
  *   /cpu?MS      computes            /sleep?MS   sleeps
  *   /lock?MS     waits for a mutex that another thread holds for MS
  *   /pipe?MS     reads a pipe that another thread writes to after MS
- *   /read        reads FILE, buffered, through the page cache
- *   /direct      reads FILE past the page cache
- *   /map         touches a mapping of FILE, page by page
+ *   /read        reads FILE, buffered, through the page cache; /read?N reads FILE.N
+ *   /direct      reads FILE past the page cache, likewise
+ *   /map         touches a mapping of FILE, page by page, likewise
  *   /touch?MIB   touches fresh memory
  *   /dirty       writes to a mapping of FILE, page by page
- *   /compact     has the kernel compact its memory, in the calling thread
  *   /accept?MS   answers; the next accept but one, at the latest, waits for MS
  *   /accept_cpu?MS  the same, but computing
  *   /accepted?MS answers; the event loop computes for MS after its next accept
@@ -21,6 +23,8 @@
  *   /defer?MS    answers after MS; the event loop serves others meanwhile
  *   /timer?MS    waits for a timer, in the event loop beside all others
  *   /engineN/…   has engine N, a process of its own, do what follows
+ *
+ * and those of faults.c.
  *
  * With an engine there are two engine processes and, as number 2, a broker that
  * has engine 0 do the work. They are reached over Unix sockets, TCP on loopback
@@ -101,6 +105,25 @@ static void *write_pipe(void *arg)
 	return 0;
 }
 
+static long now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* FILE, or FILE.N */
+static const char *file_of(long n)
+{
+	static __thread char name[4096];
+	if (!n)
+		return file;
+	snprintf(name, sizeof(name), "%s.%ld", file, n);
+	return name;
+}
+
+#include "faults.c"
+
 static void delay(const char *path, long arg)
 {
 	pthread_t t;
@@ -129,14 +152,14 @@ static void delay(const char *path, long arg)
 		close(h.pipe[1]);
 	} else if (!strcmp(path, "/read") || !strcmp(path, "/direct")) {
 		static __thread void *buffer;
-		int fd = open(file, O_RDONLY | (path[1] == 'd' ? O_DIRECT : 0));
+		int fd = open(file_of(arg), O_RDONLY | (path[1] == 'd' ? O_DIRECT : 0));
 		if (!buffer && posix_memalign(&buffer, 4096, 1 << 20))
 			abort();
 		while (read(fd, buffer, 1 << 20) > 0)
 			;
 		close(fd);
 	} else if (!strcmp(path, "/map")) {
-		int fd = open(file, O_RDONLY);
+		int fd = open(file_of(arg), O_RDONLY);
 		struct stat st;
 		fstat(fd, &st);
 		char *p = mmap(0, st.st_size, PROT_READ, MAP_SHARED, fd, 0);
@@ -153,11 +176,6 @@ static void delay(const char *path, long arg)
 		for (long i = 0; i < st.st_size; i += 4096)
 			p[i]++;
 		munmap(p, st.st_size);
-		close(fd);
-	} else if (!strcmp(path, "/compact")) {
-		int fd = open("/proc/sys/vm/compact_memory", O_WRONLY);
-		if (write(fd, "1", 1) != 1)
-			perror("compact_memory");
 		close(fd);
 	} else if (!strcmp(path, "/touch")) {
 		long n = arg << 20;
@@ -366,7 +384,7 @@ static void send_answer(int fd, long body)
 {
 	char head[256];
 
-	snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: %ld\r\n\r\n", body);
+	snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: %ld\r\n%s\r\n", body, delays);
 	char *out = calloc(1, strlen(head) + body);
 	memcpy(out, head, strlen(head));
 	send_all(fd, out, strlen(head) + body);
@@ -415,7 +433,7 @@ static int answer(int fd)
 		deferred[deferrals++] = (struct deferred){ fd, now_ms() + arg };
 		return 1;
 	}
-	if (!strncmp(path, "/engine", 7)) {
+	if (!strncmp(path, "/engine", 7) && path[7]) {
 		if (event_loop) {
 			answer_later(ask(path[7] - '0', path + 8, arg), fd);
 			return 1;
@@ -429,7 +447,11 @@ static int answer(int fd)
 		answer_later(timer, fd);
 		return 1;
 	}
-	delay(strcmp(path, "/defer") ? path : "/sleep", arg);
+	safepoint();
+	struct account before = account();
+	if (!fault(path, arg))
+		delay(strcmp(path, "/defer") ? path : "/sleep", arg);
+	note_delays(before, is_wait(path));
 	if (!strcmp(path, "/accept"))
 		accept_stall = arg;
 	if (!strcmp(path, "/accept_cpu"))
@@ -455,6 +477,8 @@ static void *serve(void *arg)
 	while (answer((long)arg))
 		;
 	close((long)arg);
+	if (schedstat)
+		close(schedstat);
 	return 0;
 }
 
@@ -473,6 +497,7 @@ int main(int argc, char **argv)
 	}
 	if (transport)
 		start_engines(atoi(argv[1]));
+	start_worker();
 	s = socket(AF_INET, SOCK_STREAM, 0);
 	signal(SIGPIPE, SIG_IGN);
 	setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
@@ -491,7 +516,7 @@ int main(int argc, char **argv)
 			}
 			compute(accept_stall_cpu);
 			accept_stall_cpu = 0;
-			long fd = accept(s, 0, 0);
+			long fd = accept_or_rest(s);
 			pthread_create(&t, 0, serve, (void *)fd);
 			pthread_detach(t);
 		}

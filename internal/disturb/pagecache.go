@@ -1,4 +1,4 @@
-package loadtest
+package disturb
 
 import (
 	"bytes"
@@ -12,9 +12,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// evict drops a file that a process has mapped from the page cache, until hardly
+// Evict drops a file that no process has mapped from the page cache. Its dirty
+// pages are written first: they would stay.
+func Evict(path string) error {
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := file.Sync(); err != nil {
+		return fmt.Errorf("sync %s: %w", path, err)
+	}
+	if err := unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		return fmt.Errorf("fadvise %s: %w", path, err)
+	}
+	return nil
+}
+
+// EvictMapping drops a file that a process has mapped from the page cache, until hardly
 // any of it is left there.
-func evict(pid int, path string) error {
+func EvictMapping(pid int, path string) error {
 	file, err := os.Open(path)
 	if err != nil {
 		return err
@@ -23,10 +40,10 @@ func evict(pid int, path string) error {
 	// Pages that the kernel is just looking at stay: ask again.
 	var left float64
 	for range 5 {
-		if err := evictOnce(pid, path); err != nil {
+		if err := EvictMappingOnce(pid, path); err != nil {
 			return err
 		}
-		if left, err = resident(file); err != nil {
+		if left, err = Resident(file); err != nil {
 			return err
 		}
 		if left < 0.05 {
@@ -36,9 +53,9 @@ func evict(pid int, path string) error {
 	return fmt.Errorf("%.0f %% of it stay in memory; does another process use it?", left*100)
 }
 
-// evictOnce drops what can be dropped of the file just now: first out of the
+// EvictMappingOnce drops what can be dropped of the file just now: first out of the
 // process, as reclaim would do it, then out of the cache.
-func evictOnce(pid int, path string) error {
+func EvictMappingOnce(pid int, path string) error {
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return err
@@ -108,8 +125,8 @@ func pageOut(pidfd int, m mapping) error {
 	return nil
 }
 
-// resident returns the part of a file that is in the page cache, from 0 to 1.
-func resident(file *os.File) (float64, error) {
+// Resident returns the part of a file that is in the page cache, from 0 to 1.
+func Resident(file *os.File) (float64, error) {
 	info, err := file.Stat()
 	if err != nil {
 		return 0, err
@@ -130,8 +147,8 @@ func resident(file *os.File) (float64, error) {
 	return float64(in) / float64(len(pages)), nil
 }
 
-// warm reads a file into the page cache.
-func warm(path string) error {
+// Warm reads a file into the page cache.
+func Warm(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
 		return err

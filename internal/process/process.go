@@ -1,4 +1,6 @@
-package loadtest
+// Package process runs other programs for the load test and the truth lab: pinned
+// to CPUs, with their output in a file, and ended with their parent at the latest.
+package process
 
 import (
 	"bufio"
@@ -18,24 +20,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is a child with its output in a file.
-type process struct {
+// Process is a child with its output in a file.
+type Process struct {
 	name   string
 	cmd    *exec.Cmd
-	log    string
+	Log    string        // path of its output
 	exited chan struct{} // closed when it has ended, after err is set
 	err    error
 }
 
-// startProcess starts a command on the given CPUs. Its output goes to the file
+// Start starts a command on the given CPUs. Its output goes to the file
 // log. It ends with this process at the latest.
-func startProcess(name, log string, cpus []int, env []string, path string, args ...string) (*process, error) {
+func Start(name, log string, cpus []int, env []string, path string, args ...string) (*Process, error) {
 	file, err := os.Create(log)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	p := &process{name: name, log: log, exited: make(chan struct{}), cmd: exec.Command(path, args...)}
+	p := &Process{name: name, Log: log, exited: make(chan struct{}), cmd: exec.Command(path, args...)}
 	p.cmd.Stdout, p.cmd.Stderr = file, file
 	p.cmd.Env = append(os.Environ(), env...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -65,26 +67,27 @@ func startProcess(name, log string, cpus []int, env []string, path string, args 
 	return p, nil
 }
 
-func (p *process) pid() int { return p.cmd.Process.Pid }
+// PID is the child's, also when it has ended.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// waitFor returns when the condition holds. It fails with the tail of the log
+// WaitFor returns when the condition holds. It fails with the tail of the log
 // when the process ends first or ctx does.
-func (p *process) waitFor(ctx context.Context, what string, condition func() bool) error {
+func (p *Process) WaitFor(ctx context.Context, what string, condition func() bool) error {
 	for !condition() {
 		select {
 		case <-p.exited:
-			return fmt.Errorf("%s ended before it was %s (%w); the end of %s:\n%s", p.name, what, p.err, p.log, p.tail())
+			return fmt.Errorf("%s ended before it was %s (%w); the end of %s:\n%s", p.name, what, p.err, p.Log, p.Tail())
 		case <-ctx.Done():
-			return fmt.Errorf("%s was not %s in time (%w); the end of %s:\n%s", p.name, what, context.Cause(ctx), p.log, p.tail())
+			return fmt.Errorf("%s was not %s in time (%w); the end of %s:\n%s", p.name, what, context.Cause(ctx), p.Log, p.Tail())
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 	return nil
 }
 
-// stop ends the process by SIGTERM, and by SIGKILL after ten seconds. It fails
+// Stop ends the process by SIGTERM, and by SIGKILL after ten seconds. It fails
 // when the process did not end well.
-func (p *process) stop() error {
+func (p *Process) Stop() error {
 	select {
 	case <-p.exited:
 	default:
@@ -96,24 +99,24 @@ func (p *process) stop() error {
 	case <-time.After(10 * time.Second):
 		p.cmd.Process.Kill()
 		<-p.exited
-		return fmt.Errorf("%s did not end within 10 s of SIGTERM; the end of %s:\n%s", p.name, p.log, p.tail())
+		return fmt.Errorf("%s did not end within 10 s of SIGTERM; the end of %s:\n%s", p.name, p.Log, p.Tail())
 	}
 	if p.err != nil {
-		return fmt.Errorf("%s: %w; the end of %s:\n%s", p.name, p.err, p.log, p.tail())
+		return fmt.Errorf("%s: %w; the end of %s:\n%s", p.name, p.err, p.Log, p.Tail())
 	}
 	return nil
 }
 
-// abandon ends a process that did not get ready.
-func (p *process) abandon() {
+// Abandon ends a process that did not get ready.
+func (p *Process) Abandon() {
 	p.cmd.Process.Kill()
 	<-p.exited
 }
 
-// tail is the end of the log.
-func (p *process) tail() string {
+// Tail is the end of the log.
+func (p *Process) Tail() string {
 	const lines, size = 20, 16 << 10
-	file, err := os.Open(p.log)
+	file, err := os.Open(p.Log)
 	if err != nil {
 		return err.Error()
 	}
@@ -131,9 +134,9 @@ func (p *process) tail() string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// logLine returns what follows the prefix in the first log line that has it.
-func (p *process) logLine(prefix string) (rest string, found bool) {
-	file, err := os.Open(p.log)
+// LogLine returns what follows the prefix in the first log line that has it.
+func (p *Process) LogLine(prefix string) (rest string, found bool) {
+	file, err := os.Open(p.Log)
 	if err != nil {
 		return "", false
 	}
@@ -147,9 +150,9 @@ func (p *process) logLine(prefix string) (rest string, found bool) {
 	return "", false
 }
 
-// splitCPUs gives the server the last CPU that this process may use, and itself
+// SplitCPUs gives the server the last CPU that this process may use, and itself
 // and the collector the others, so that a busy server CPU slows the server only.
-func splitCPUs() (server int, rest []int, err error) {
+func SplitCPUs() (server int, rest []int, err error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		return 0, nil, err
@@ -166,21 +169,29 @@ func splitCPUs() (server int, rest []int, err error) {
 	return cpus[len(cpus)-1], cpus[:len(cpus)-1], nil
 }
 
-// favour moves a process to the given CPUs and gives it precedence over the
+// Favour moves a process to the given CPUs and gives it precedence over the
 // other work of this machine, by the lowest nice value. Threads to come inherit
-// both.
-func favour(pid int, cpus ...int) error {
+// both. Where the kernel shares the CPU between sessions first (autogroup), the
+// nice value counts within the session only, and the session gets one, too.
+func Favour(pid int, cpus ...int) error {
+	session := fmt.Sprintf("/proc/%d/autogroup", pid)
+	if err := os.WriteFile(session, []byte("-20"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("nice value of a session: %w", err)
+	}
 	var set unix.CPUSet
 	for _, cpu := range cpus {
 		set.Set(cpu)
 	}
-	return eachThread(pid, func(tid int) error {
-		return errors.Join(unix.SchedSetaffinity(tid, &set), unix.Setpriority(unix.PRIO_PROCESS, tid, -20))
+	// A slice that is shorter than others' lets it take the CPU from them as soon as it
+	// wakes; before Linux 6.12 the value is ignored.
+	priority := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: -20, Runtime: uint64(time.Millisecond)}
+	return EachThread(pid, func(tid int) error {
+		return errors.Join(unix.SchedSetaffinity(tid, &set), unix.SchedSetAttr(tid, &priority, 0))
 	})
 }
 
-// eachThread does something to every thread of a process.
-func eachThread(pid int, do func(tid int) error) error {
+// EachThread does something to every thread of a process.
+func EachThread(pid int, do func(tid int) error) error {
 	for range 2 { // threads may be born while we look, of one that we did not see yet
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 		if err != nil {
@@ -199,9 +210,9 @@ func eachThread(pid int, do func(tid int) error) error {
 	return nil
 }
 
-// runDelay is how long the threads of a process have waited for a CPU so far, in
+// RunDelay is how long the threads of a process have waited for a CPU so far, in
 // sum, by the scheduler's own account. Threads that ended are not in it.
-func runDelay(pid int) (time.Duration, error) {
+func RunDelay(pid int) (time.Duration, error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	if err != nil {
 		return 0, err

@@ -1,0 +1,36 @@
+// Package cserver builds a small HTTP server in C, whose requests are delayed in a
+// known way by the path they ask for. The kernel tests and the truth lab run it: a
+// program without a runtime does nothing that it was not told to. The paths are
+// listed in src/server.c and src/faults.c.
+package cserver
+
+import (
+	"embed"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+//go:embed src/*.c
+var source embed.FS
+
+// Build compiles the server to the file out; it needs gcc.
+//
+// The server is called with a port, the path of its FILE, and -loop for an event
+// loop in place of a thread per connection. It prints "ready" when it listens.
+func Build(out string) error {
+	dir, err := os.MkdirTemp("", "cserver-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.CopyFS(dir, source); err != nil {
+		return err
+	}
+	b, err := exec.Command("gcc", "-O1", "-Wall", "-pthread", "-o", out, filepath.Join(dir, "src", "server.c")).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("compile the C server (apt-get install gcc libc6-dev): %w: %s", err, b)
+	}
+	return nil
+}

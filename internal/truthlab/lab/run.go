@@ -1,0 +1,342 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap/zapcore"
+
+	"github.com/ebpfllm/ebpfllm/internal/process"
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+)
+
+// Size is how many requests a run needs.
+type Size struct {
+	Affected, Unaffected int
+	Timeout              time.Duration // of each of the two loads
+}
+
+// Sizes of a whole run, and of the one that tests and CI can afford.
+var (
+	Full  = Size{Affected: 100, Unaffected: 500, Timeout: 60 * time.Second}
+	Quick = Size{Affected: 20, Unaffected: 100, Timeout: 20 * time.Second}
+)
+
+// Lab runs scenarios.
+type Lab struct {
+	size   Size
+	log    io.Writer
+	cpu    int
+	others []int
+}
+
+// New confines this process to all CPUs but one, which is for the servers.
+func New(size Size, log io.Writer) (*Lab, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("must run as root, as the receiver loads eBPF programs and the faults act on other processes: run it with sudo")
+	}
+	cpu, others, err := process.SplitCPUs()
+	if err != nil {
+		return nil, err
+	}
+	if err := process.Favour(os.Getpid(), others...); err != nil {
+		return nil, err
+	}
+	return &Lab{size: size, log: log, cpu: cpu, others: others}, nil
+}
+
+// Run runs one scenario. What kept it from being run is in the result.
+func (l *Lab) Run(ctx context.Context, s Scenario) *Result {
+	began := time.Now()
+	err := s.Validate()
+	s = s.withDefaults()
+	var result *Result
+	if err == nil {
+		result, err = l.run(ctx, &s)
+	}
+	if result == nil {
+		result = describe(&s)
+	}
+	var why unavailable
+	switch {
+	case errors.As(err, &why):
+		result.Skipped = why.Error()
+	case err != nil:
+		result.Error = err.Error()
+	}
+	result.Seconds = time.Since(began).Seconds()
+	return result
+}
+
+func (l *Lab) run(ctx context.Context, s *Scenario) (result *Result, err error) {
+	rig, err := newRig(l.cpu, l.others, s.Length, func(format string, arguments ...any) {
+		fmt.Fprintf(l.log, "    "+format+"\n", arguments...)
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rig.close()) }()
+	if err := s.Server.Start(ctx, rig); err != nil {
+		return nil, fmt.Errorf("start %s: %w", s.Server.Name, err)
+	}
+	if s.Setup != nil {
+		if err := s.Setup(ctx, rig); err != nil {
+			return nil, fmt.Errorf("set up: %w", err)
+		}
+	}
+	var warnings strings.Builder
+	o, err := observe(ctx, rig.PIDs, zapcore.Lock(zapcore.AddSync(&warnings)))
+	if err != nil {
+		return nil, err
+	}
+	stopped := false
+	defer func() {
+		if !stopped {
+			err = errors.Join(err, o.stop(context.WithoutCancel(ctx)))
+		}
+	}()
+	if err := l.warmUp(ctx, s, rig, o); err != nil {
+		return nil, fmt.Errorf("warm up: %w", err)
+	}
+	paired, err := l.load(ctx, s, rig, false)
+	if err != nil {
+		return nil, fmt.Errorf("run without the fault: %w", err)
+	}
+	faulty, err := l.load(ctx, s, rig, true)
+	if err != nil {
+		return nil, fmt.Errorf("run with the fault: %w", err)
+	}
+	const quiet = 2 * time.Second // a second is how old the receiver's counters may be
+	if err := o.settle(ctx, append(faulty.all(), paired.all()...), quiet); err != nil {
+		return nil, err
+	}
+	<-time.After(quiet / 2)
+	lost, err := o.lost()
+	if err != nil {
+		return nil, err
+	}
+	stopped = true
+	if err := o.stop(ctx); err != nil {
+		return nil, err
+	}
+	if warnings.Len() > 0 {
+		rig.Logf("the receiver warns:\n%s", warnings.String())
+	}
+	result = score(s, faulty, paired, o.of)
+	result.Lost = lost
+	if n := len(faulty.affected); n < l.size.Affected {
+		err = fmt.Errorf("only %d requests were affected within %v, and %d are needed: the fault hardly takes effect, or the load is too small", n, l.size.Timeout, l.size.Affected)
+	} else if n := len(faulty.unaffected); n < l.size.Unaffected {
+		err = fmt.Errorf("only %d requests were unaffected within %v, and %d are needed", n, l.size.Timeout, l.size.Unaffected)
+	}
+	return result, err
+}
+
+// warmUp asks until the receiver speaks of the requests, so that nothing of the
+// beginning is in the figures.
+func (l *Lab) warmUp(ctx context.Context, s *Scenario, rig *Rig, o *observer) error {
+	for range 50 {
+		w := &load{rig: rig, scenario: s}
+		loading, stop := context.WithTimeout(ctx, 200*time.Millisecond)
+		err := w.run(loading)
+		stop()
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		if err := o.settle(ctx, w.taken(), 300*time.Millisecond); err != nil {
+			return err
+		}
+		for _, sample := range w.taken() {
+			if o.of(sample) != nil {
+				return nil
+			}
+		}
+	}
+	return errors.New("the receiver sees none of the requests")
+}
+
+// outcome is what came of a load: the requests by what was done to them.
+type outcome struct {
+	affected, unaffected []*Sample
+	beside               []*Sample // touched by a fault, but not enough to count
+	disturbed            []*Sample // affected, and delayed by the host at least half as long besides
+}
+
+func (o *outcome) all() []*Sample {
+	return slices.Concat(o.affected, o.unaffected, o.beside, o.disturbed)
+}
+
+// setAside moves those affected requests to disturbed whose server was kept from a CPU
+// for half of the delay or more (and for minExcess at least), by the scheduler's
+// statistics, in a scenario that has nothing to do with that. The host delayed them:
+// they prove nothing.
+func (o *outcome) setAside(s *Scenario) {
+	if s.Inject != nil || s.right(stage.RunQueue.String()) {
+		return
+	}
+	o.affected = slices.DeleteFunc(o.affected, func(x *Sample) bool {
+		disturbed := x.Queued >= max(x.Fault/2, duration(minExcess))
+		if disturbed {
+			o.disturbed = append(o.disturbed, x)
+		}
+		return disturbed
+	})
+}
+
+// window is a time in which a fault from outside was in effect.
+type window struct{ begin, end time.Time }
+
+// load puts the server under load until there are enough requests of each sort.
+func (l *Lab) load(ctx context.Context, s *Scenario, rig *Rig, faulty bool) (*outcome, error) {
+	w := &load{rig: rig, scenario: s, faulty: faulty}
+	loading, stop := context.WithTimeout(ctx, l.size.Timeout)
+	defer stop()
+	var mu sync.Mutex
+	var windows []window
+	var injection error
+	done := make(chan struct{})
+	if faulty && s.Inject != nil {
+		go func() {
+			defer close(done)
+			injection = inject(loading, s, rig, func(w window) { mu.Lock(); windows = append(windows, w); mu.Unlock() })
+			if injection != nil {
+				stop()
+			}
+		}()
+	} else {
+		close(done)
+	}
+	counted := make(chan struct{})
+	go func() { // end the load when there is enough
+		defer close(counted)
+		for {
+			select {
+			case <-loading.Done():
+				return
+			case <-time.After(200 * time.Millisecond):
+			}
+			mu.Lock()
+			o := classify(w.taken(), windows, s)
+			mu.Unlock()
+			// some more: a fault that is in effect just now is not known yet
+			if len(o.unaffected) >= l.size.Unaffected*21/20 && (!faulty || len(o.affected) >= l.size.Affected) {
+				stop()
+				return
+			}
+		}
+	}()
+	err := w.run(loading)
+	stop()
+	<-done
+	<-counted
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return nil, err
+	}
+	if injection != nil {
+		return nil, fmt.Errorf("inject: %w", injection)
+	}
+	return classify(w.taken(), windows, s), context.Cause(ctx)
+}
+
+// settling is how long after a fault from outside its effects may last: queues
+// that it built are worked off.
+const settling = 20 * time.Millisecond
+
+// inject calls the scenario's fault again and again, at times that have nothing to
+// do with those of the requests.
+func inject(ctx context.Context, s *Scenario, rig *Rig, record func(window)) error {
+	random := rand.New(rand.NewPCG(1, 2))
+	pause := 4*s.Length + settling
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause + time.Duration(random.Int64N(int64(pause/2)))):
+		}
+		w := window{begin: time.Now()}
+		// not cancelled with the load: a fault that has begun is undone
+		if err := s.Inject(context.WithoutCancel(ctx), rig, s.Length); err != nil {
+			return err
+		}
+		w.end = time.Now()
+		record(w)
+	}
+}
+
+// classify sorts requests by what was done to them.
+func classify(samples []*Sample, windows []window, s *Scenario) *outcome {
+	o := &outcome{}
+	for _, x := range samples {
+		if s.Inject == nil {
+			x.where = fmt.Sprintf("%.1f ms in its fault", 1e3*x.Fault.Seconds())
+			switch {
+			case x.Asked:
+				o.affected = append(o.affected, x)
+			case s.Server.Serial && besideAsked(x, samples):
+				o.beside = append(o.beside, x)
+			default:
+				o.unaffected = append(o.unaffected, x)
+			}
+			continue
+		}
+		touched, held := false, time.Duration(0)
+		x.where = "before the first fault"
+		for _, w := range windows {
+			if w.begin.Before(x.End) {
+				x.where = fmt.Sprintf("%.1f to %.1f ms after the fault began, which lasted %.1f ms",
+					1e3*x.Start.Sub(w.begin).Seconds(), 1e3*x.End.Sub(w.begin).Seconds(), 1e3*w.end.Sub(w.begin).Seconds())
+			}
+			if x.Start.Before(w.end.Add(settling)) && w.begin.Before(x.End) {
+				touched = true
+				held = max(held, minTime(x.End, w.end).Sub(maxTime(x.Start, w.begin)))
+			}
+		}
+		switch {
+		case held >= MinAffected:
+			o.affected = append(o.affected, x)
+		case touched:
+			o.beside = append(o.beside, x)
+		default:
+			o.unaffected = append(o.unaffected, x)
+		}
+	}
+	o.setAside(s)
+	return o
+}
+
+// besideAsked tells whether a request was in flight together with an affected one,
+// or with one that such a one held up.
+func besideAsked(x *Sample, samples []*Sample) bool {
+	for _, a := range samples {
+		begin := a.Start
+		if !a.Prepared.IsZero() {
+			begin = a.Prepared
+		}
+		if a.Asked && x.Start.Before(a.End.Add(settling)) && begin.Before(x.End) {
+			return true
+		}
+	}
+	return false
+}
+
+func minTime(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+func maxTime(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,362 @@
+package lab
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ebpfllm/ebpfllm/internal/stage"
+)
+
+// Result is what came of a scenario, as it stands in the report. Shares and errors
+// are fractions, times are seconds.
+type Result struct {
+	Name      string   `json:"name"`
+	Server    string   `json:"server"`
+	Stage     string   `json:"stage"`
+	Also      []string `json:"also,omitempty"` // stages that are as right
+	Control   bool     `json:"control"`
+	Class     Class    `json:"class"`
+	What      string   `json:"what"`
+	Report    string   `json:"report,omitempty"`
+	Invisible string   `json:"invisible,omitempty"`
+	Emulated  bool     `json:"emulated,omitempty"`
+	Skipped   string   `json:"skipped,omitempty"` // why it could not be run here
+	Error     string   `json:"error,omitempty"`   // why its figures are not whole
+
+	Affected   int `json:"affected"`
+	Right      int `json:"right"` // affected requests whose top stage is the right one
+	FalseBlame int `json:"false_blame"`
+	Unaffected int `json:"unaffected"`
+
+	// LatencyError is how far the time that the receiver attributes to the stage
+	// is from what the fault added, over that: 0 within a millisecond.
+	LatencyErrorP50 float64 `json:"latency_error_p50"`
+	LatencyErrorP95 float64 `json:"latency_error_p95"`
+	// UnattributedShare is the part of the added time that the receiver leaves in
+	// wait and unattributed, the median over the affected requests.
+	UnattributedShare float64 `json:"unattributed_share"`
+
+	Blamed       int            `json:"blamed"`        // affected requests of a control whose top stage is a stall
+	PairedBlamed float64        `json:"paired_blamed"` // the share of the run without the fault whose top stage is a stall
+	Named        map[string]int `json:"named"`         // affected requests by the stage named; "none" without one, "missing" without a span
+	Added        float64        `json:"added_p50"`
+	Attributed   float64        `json:"attributed_p50"`
+	HostStalls   int            `json:"host_stalls"` // unaffected requests with a stall that the client's clock confirms
+	FalseNamed   map[string]int `json:"false_named,omitempty"`
+	Beside       int            `json:"beside"`             // requests that the fault touched too little to count
+	Disturbed    int            `json:"disturbed"`          // affected requests that the host delayed at least half as long besides, set aside
+	Paired       int            `json:"paired"`             // requests of the run without the fault
+	Examples     []string       `json:"examples,omitempty"` // a few requests of which the wrong thing was said
+	Missing      int            `json:"missing"`            // requests that the receiver did not speak of
+	Incomplete   int            `json:"incomplete"`         // requests whose record is said not to be whole
+	Lost         int64          `json:"lost_records"`
+	Seconds      float64        `json:"seconds"`
+}
+
+// describe is a result with nothing but the scenario in it.
+func describe(s *Scenario) *Result {
+	return &Result{
+		Name: s.Name, Server: s.Server.Name, Stage: s.Stage, Also: s.Also, Control: s.Control, Class: s.Class(), What: s.What,
+		Report: s.Report, Invisible: s.Invisible, Emulated: s.Emulated, Named: map[string]int{},
+	}
+}
+
+// noStage and noSpan stand for a stage where none was named.
+const (
+	noStage = "none"    // nothing stands out
+	noSpan  = "missing" // the receiver did not speak of the request
+)
+
+// minExcess is what must stand out of a stage for it to be named, in seconds: the
+// processor's default min_excess.
+const minExcess = 0.005
+
+// floor is the error of a latency that does not count, in seconds.
+const floor = 0.001
+
+// key is a value of a request that may stand out.
+type key struct {
+	stage  string
+	socket bool // the plain total of a socket stage
+}
+
+// The ranks of values, as the processor has them: of two that explain a comparable
+// part of a delay, the one of lower rank says more about its cause.
+func (k key) rank() int {
+	s, _ := stage.Parse(k.stage)
+	switch {
+	case k.socket:
+		return 1
+	case s == stage.Syscall:
+		return 2
+	case !isStall(k.stage):
+		return 3
+	}
+	return 0
+}
+
+const ranks = 4
+
+// isStall tells whether naming the stage blames the kernel. A stage that is not
+// known here is one.
+func isStall(name string) bool {
+	switch name {
+	case "cpu", "wait", "unattributed", noStage, noSpan:
+		return false
+	}
+	return true
+}
+
+// isStage tells a stage from what stands for none.
+func isStage(name string) bool { return name != noStage && name != noSpan }
+
+// values are what is compared of a request, in seconds.
+func (s *Seen) values() map[key]float64 {
+	v := make(map[key]float64, len(s.Stages)+len(s.Sockets))
+	for name, t := range s.Stages {
+		v[key{name, false}] = t
+	}
+	for name, t := range s.Sockets {
+		v[key{name, true}] = t
+	}
+	return v
+}
+
+// baseline is what is usual among the unaffected requests of a run.
+type baseline struct {
+	median  map[key]float64
+	latency time.Duration
+	fault   time.Duration
+}
+
+func baselineOf(samples []*Sample, seen func(*Sample) *Seen) baseline {
+	all := map[key][]float64{}
+	var latency, fault []float64
+	for _, x := range samples {
+		latency = append(latency, x.Latency().Seconds())
+		fault = append(fault, x.Fault.Seconds())
+		if s := seen(x); s != nil {
+			for k, v := range s.values() {
+				all[k] = append(all[k], v)
+			}
+		}
+	}
+	b := baseline{median: map[key]float64{}, latency: duration(quantile(latency, 0.5)), fault: duration(quantile(fault, 0.5))}
+	for k, v := range all {
+		b.median[k] = quantile(v, 0.5)
+	}
+	return b
+}
+
+// excess is what a request has above the medians.
+func (b *baseline) excess(s *Seen) map[key]float64 {
+	e := s.values()
+	for k := range e {
+		e[k] -= b.median[k]
+	}
+	return e
+}
+
+// nameOf chooses the stage to be named: of the best rank whose largest excess is at
+// least half of the largest of all.
+func nameOf(excess map[key]float64) string {
+	const comparableShare = 0.5
+	var best [ranks]float64
+	var named [ranks]string
+	most := 0.0
+	for k, v := range excess {
+		if v < minExcess {
+			continue
+		}
+		r := k.rank()
+		// equal ones by name, so that the outcome does not depend on the map's order
+		if v > best[r] || v == best[r] && k.stage < named[r] {
+			best[r], named[r] = v, k.stage
+		}
+		most = max(most, v)
+	}
+	for r := range ranks {
+		if named[r] != "" && best[r] >= comparableShare*most {
+			return named[r]
+		}
+	}
+	return noStage
+}
+
+// score compares what the receiver says with what was done.
+func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Result {
+	r := describe(s)
+	r.Affected, r.Unaffected, r.Beside = len(faulty.affected), len(faulty.unaffected), len(faulty.beside)
+	r.Disturbed = len(faulty.disturbed)
+	r.Paired = len(paired.unaffected) + len(paired.beside)
+	for _, x := range append(faulty.all(), paired.all()...) {
+		switch about := seen(x); {
+		case about == nil:
+			r.Missing++
+		case len(about.Incomplete) > 0:
+			r.Incomplete++
+		}
+	}
+	usual := baselineOf(faulty.unaffected, seen)
+
+	var errs, left, added, attributed []float64
+	for _, x := range faulty.affected {
+		truth := addedTo(s, x, &usual).Seconds()
+		about := seen(x)
+		named, claimed := noSpan, 0.0
+		if about != nil {
+			excess := usual.excess(about)
+			named = nameOf(excess)
+			claimed = excess[key{s.Stage, false}]
+			for _, also := range s.Also {
+				claimed += excess[key{also, false}]
+			}
+			if truth > 0 {
+				rest := excess[key{"wait", false}] + excess[key{"unattributed", false}]
+				left = append(left, max(0, rest)/truth)
+			}
+		}
+		r.Named[named]++
+		off := relative(claimed, truth)
+		if s.right(named) {
+			r.Right++
+		}
+		if !s.right(named) || !s.Control && off > barErrorP95 {
+			r.example("affected", x, &usual, about)
+		}
+		if s.Control && isStall(named) {
+			r.Blamed++
+		}
+		errs = append(errs, off)
+		added, attributed = append(added, truth), append(attributed, claimed)
+	}
+	r.LatencyErrorP50, r.LatencyErrorP95 = quantile(errs, 0.5), quantile(errs, 0.95)
+	r.UnattributedShare = quantile(left, 0.5)
+	r.Added, r.Attributed = quantile(added, 0.5), quantile(attributed, 0.5)
+
+	r.blame(s, faulty.unaffected, paired.unaffected, seen)
+	return r
+}
+
+// addedTo is how much longer a request took because of the fault.
+func addedTo(s *Scenario, x *Sample, usual *baseline) time.Duration {
+	switch {
+	case s.Added != nil:
+		return s.Added(x, usual.latency)
+	case s.Inject == nil && x.Fault > 0:
+		return x.Fault - usual.fault
+	}
+	return x.Latency() - usual.latency
+}
+
+// relative is the error of a claimed time over the true one.
+func relative(claimed, truth float64) float64 {
+	wrong := math.Abs(claimed - truth)
+	if wrong <= floor {
+		return 0
+	}
+	return wrong / max(truth, floor)
+}
+
+// blame counts what is said of requests that the fault did not touch. A stall of
+// such a request is a false blame if the client did not wait for it, or if it is the
+// very stage that was injected into others at that time; what else the client's clock
+// confirms is the host's own. What happens in the run without the fault as well is not counted.
+func (r *Result) blame(s *Scenario, unaffected, paired []*Sample, seen func(*Sample) *Seen) {
+	count := func(samples []*Sample, remember bool) (wrong, host, stalls int, by map[string]int) {
+		usual := baselineOf(samples, seen)
+		by = map[string]int{}
+		for _, x := range samples {
+			about := seen(x)
+			if about == nil {
+				continue
+			}
+			excess := usual.excess(about)
+			named := nameOf(excess)
+			if !isStall(named) {
+				continue
+			}
+			stalls++
+			claimed := max(excess[key{named, false}], excess[key{named, true}])
+			confirmed := (x.Latency() - usual.latency).Seconds() >= claimed/2
+			if confirmed && (s.Control || s.Inject != nil || named != s.Stage) {
+				host++
+				continue
+			}
+			wrong++
+			by[named]++
+			if remember {
+				r.example("unaffected", x, &usual, about)
+			}
+		}
+		return wrong, host, stalls, by
+	}
+	wrong, host, _, by := count(unaffected, true)
+	pairedWrong, _, pairedStalls, _ := count(paired, false)
+	r.HostStalls = host
+	if len(paired) > 0 {
+		r.PairedBlamed = float64(pairedStalls) / float64(len(paired))
+		wrong -= int(math.Ceil(float64(pairedWrong) / float64(len(paired)) * float64(len(unaffected))))
+	}
+	if r.FalseBlame = max(0, wrong); r.FalseBlame > 0 {
+		r.FalseNamed = by
+	}
+}
+
+// example keeps what was said of a request where that is wrong, or far off.
+func (r *Result) example(which string, x *Sample, usual *baseline, about *Seen) {
+	const enough = 6
+	if len(r.Examples) >= enough {
+		return
+	}
+	text := fmt.Sprintf("%s, %.1f ms later than usual, %s", which, 1e3*(x.Latency()-usual.latency).Seconds(), x.where)
+	if about == nil {
+		r.Examples = append(r.Examples, text+": no span")
+		return
+	}
+	text += fmt.Sprintf(", took %.1f ms by the kernel", 1e3*about.Duration)
+	if len(about.Incomplete) > 0 {
+		text += fmt.Sprintf(" (incomplete: %s)", strings.Join(about.Incomplete, ", "))
+	}
+	excess := usual.excess(about)
+	keys := slices.SortedFunc(maps.Keys(excess), func(a, b key) int {
+		return cmp.Or(cmp.Compare(excess[b], excess[a]), cmp.Compare(a.stage, b.stage))
+	})
+	for _, k := range keys {
+		if excess[k] < floor {
+			break
+		}
+		socket := ""
+		if k.socket {
+			socket = "socket "
+		}
+		text += fmt.Sprintf("; %s%s %.1f ms", socket, k.stage, 1e3*excess[k])
+	}
+	r.Examples = append(r.Examples, text)
+}
+
+// Recall is the share of affected requests whose top stage is right, 0 to 1.
+func (r *Result) Recall() float64 { return share(r.Right, r.Affected) }
+
+func share(n, of int) float64 {
+	if of == 0 {
+		return 0
+	}
+	return float64(n) / float64(of)
+}
+
+// quantile is the nearest-rank quantile, 0 of nothing.
+func quantile(values []float64, q float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.SortedFunc(slices.Values(values), cmp.Compare)
+	return sorted[min(len(sorted)-1, max(0, int(math.Ceil(q*float64(len(sorted))))-1))]
+}
+
+func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

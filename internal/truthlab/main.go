@@ -1,0 +1,178 @@
+// Truthlab injects known faults into servers under load and compares what the
+// receiver says of each request with what was done to it. It prints a table that
+// holds each figure to its bar and writes the report to out/truth.json and the
+// confusion matrix to out/truth.svg. The exit status is 1 if a bar is missed.
+//
+//	go run ./internal/truthlab -list
+//	go run ./internal/truthlab -run 'host/lock'
+//	go run ./internal/truthlab -fault-cmd 'stress-ng --vm 1 -t 1' -stage reclaim
+//	go run ./internal/truthlab -server-cmd './my-server --port $PORT' -slow /work -stage cpu -control
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+
+	"github.com/ebpfllm/ebpfllm/internal/truthlab/lab"
+	"github.com/ebpfllm/ebpfllm/internal/truthlab/scenarios"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "truthlab:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	var (
+		list      = flag.Bool("list", false, "list the scenarios and end")
+		pattern   = flag.String("run", "", "run the scenarios whose name matches this regular expression")
+		quick     = flag.Bool("quick", false, "run the short list, with fewer requests: for tests, not for figures")
+		add       = flag.Bool("add", false, "keep the other scenarios' results in the report that is there")
+		out       = flag.String("out", "out", "directory of truth.json and truth.svg")
+		docs      = flag.String("docs", "", "run nothing: put the table of the report into this Markdown page, and the picture beside it")
+		serverCmd = flag.String("server-cmd", "", "a shell command that serves HTTP/1.1 on 127.0.0.1:$PORT, in place of the scenarios' servers")
+		faultCmd  = flag.String("fault-cmd", "", "a shell command that disturbs the server ($SERVER_PIDS on $SERVER_CPU, at $SERVER_ADDR) for $FAULT_MS milliseconds and ends")
+		path      = flag.String("path", "/", "with a command: the path that requests ask for")
+		slow      = flag.String("slow", "", "with -server-cmd: the path that affected requests ask for, in place of -fault-cmd")
+		stage     = flag.String("stage", "", "with a command: the stage that has to be named")
+		control   = flag.Bool("control", false, "with a command: the kernel is innocent, and -stage is cpu or wait")
+	)
+	flag.Parse()
+	if flag.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q: scenarios are chosen by -run", flag.Arg(0))
+	}
+	report, picture := filepath.Join(*out, "truth.json"), filepath.Join(*out, "truth.svg")
+	if *docs != "" {
+		return document(report, *docs)
+	}
+	chosen, err := choose(*pattern, *quick)
+	if err != nil {
+		return err
+	}
+	if *serverCmd != "" || *faultCmd != "" {
+		own, err := scenarios.Command(scenarios.CommandOptions{
+			Server: *serverCmd, Fault: *faultCmd, Path: *path, Slow: *slow, Stage: *stage, Control: *control,
+		})
+		if err != nil {
+			return err
+		}
+		chosen = []lab.Scenario{own}
+	}
+	if *list {
+		for _, s := range chosen {
+			fmt.Printf("%-36s %-14s %s\n", s.Name, s.Stage, strings.Join(strings.Fields(s.What+" "+s.Report), " "))
+		}
+		return nil
+	}
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	size := lab.Full
+	if *quick {
+		size = lab.Quick
+	}
+	l, err := lab.New(size, os.Stderr)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(*out, 0o755); err != nil {
+		return err
+	}
+	now, all := lab.NewReport(size), lab.NewReport(size)
+	if *add {
+		before, err := lab.ReadReport(report)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		if err == nil && before.Size != all.Size {
+			return fmt.Errorf("%s holds figures of another size (%s): remove it or leave out -add", report, before.Size)
+		}
+		if err == nil {
+			all.Scenarios, all.Lost = before.Scenarios, before.Lost
+		}
+	}
+	for i, s := range chosen {
+		fmt.Fprintf(os.Stderr, "%d/%d %s: %s\n", i+1, len(chosen), s.Name, s.What)
+		result := l.Run(ctx, s)
+		if ctx.Err() != nil {
+			return errors.New("interrupted")
+		}
+		now.Add(result)
+		all.Add(result)
+		// after each, so that a long run that breaks off has left something
+		if err := save(all, report, picture); err != nil {
+			return err
+		}
+	}
+	if err := now.Write(os.Stdout); err != nil {
+		return err
+	}
+	if now.Err() != nil {
+		return errors.New("bars are missed: see the table")
+	}
+	return nil
+}
+
+// choose returns the scenarios that are asked for.
+func choose(pattern string, quick bool) (chosen []lab.Scenario, err error) {
+	re, err := regexp.Compile(pattern)
+	if err != nil {
+		return nil, fmt.Errorf("-run: %w", err)
+	}
+	for _, s := range scenarios.All() {
+		if re.MatchString(s.Name) && (s.Quick || !quick || pattern != "") {
+			chosen = append(chosen, s)
+		}
+	}
+	if len(chosen) == 0 {
+		return nil, fmt.Errorf("no scenario matches %q: -list names them", pattern)
+	}
+	return chosen, nil
+}
+
+// save writes report and picture.
+func save(r *lab.Report, report, picture string) error {
+	if err := r.Save(report); err != nil {
+		return err
+	}
+	return draw(r, picture)
+}
+
+func draw(r *lab.Report, picture string) (err error) {
+	f, err := os.Create(picture)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return r.Draw(f)
+}
+
+// document puts the report's table into a page, and the picture beside it.
+func document(report, page string) error {
+	r, err := lab.ReadReport(report)
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	filled, err := r.Document(string(text))
+	if err != nil {
+		return fmt.Errorf("%s: %w", page, err)
+	}
+	if err := os.WriteFile(page, []byte(filled), 0o644); err != nil {
+		return err
+	}
+	return draw(r, filepath.Join(filepath.Dir(page), "accuracy.svg"))
+}
