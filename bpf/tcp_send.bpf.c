@@ -130,12 +130,16 @@ static __always_inline struct lane *follow_sender(struct conn *c, struct task_st
 	struct lane *l;
 	__u64 owner;
 
-	/* who read sends: mostly, and a thread's lane is always its own */
-	if (c->lane.id == (__u32)task->pid && !c->lane.goroutine)
-		return conn_lane(c);
 	t = thread_of(task);
 	if (!t)
 		return conn_lane(c);
+	/* who read sends: mostly, and a thread's lane is always its own */
+	if (c->lane.id == (__u32)task->pid && !c->lane.goroutine) {
+		l = conn_lane(c);
+		if (l)
+			chain_sends(c, t, l, now);
+		return l;
+	}
 	owner = owner_of(t, task);
 	l = lane_sync(t, owner, now);
 	if (c->lane.id == owner && c->lane.tgid == t->tgid) {
