@@ -61,6 +61,7 @@ func field() []lab.Scenario {
 		},
 		{
 			Name: "pinned_spinners", Report: "ggml-org/llama.cpp#10397", Server: servers.LlamaCPP(2), Stage: "run_queue",
+			Also:   []string{"cpu"}, // for half of the time, while it spins itself
 			What:   "two threads of llama.cpp that wait for each other by spinning, and taskset leaves them one CPU",
 			Normal: chat(1, 1), Load: lab.Load{Connections: 1, Rate: 20},
 			Length: 100 * time.Millisecond,

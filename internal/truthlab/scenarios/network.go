@@ -136,6 +136,8 @@ func bloat(far *servers.Far) (setup func(context.Context, *lab.Rig) error, injec
 		return errors.Join(
 			// BBR sends little for 200 ms every ten seconds, of its own accord
 			far.Link.Sysctl("net/ipv4/tcp_congestion_control", "reno"),
+			// a probe after two round trips, as if something were lost
+			far.Link.Sysctl("net/ipv4/tcp_early_retrans", "0"),
 			// at most so much of a connection is on the way, so that the rest must wait for its acknowledgement
 			far.Link.Sysctl("net/ipv4/tcp_wmem", "4096 16384 32768"))
 	}
