@@ -154,9 +154,13 @@ func assertOnWaker(t *testing.T, r *assemble.Request, list []assemble.Occurrence
 	}
 	var told int64
 	for _, o := range list {
-		if o.Stage == f.want && o.Waker {
+		if o.Stage != f.want || !o.Waker {
+			continue
+		}
+		if o.PID == engine {
 			told += o.Duration
-			assert.Equal(t, engine, o.PID, "%+v", o)
+		} else if o.Stage != stage.RunQueue { // the machine is shared: whoever is in between may have to queue, too
+			assert.Fail(t, "told of another process", "%+v", o)
 		}
 	}
 	if f.want.Stall() && r.Waker[f.want] > 20*ms {

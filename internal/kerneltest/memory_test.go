@@ -60,7 +60,7 @@ func TestAGroupAtItsLimitIsReclaim(t *testing.T) {
 			s := startC(t, shape == "event loop")
 			group := cgroup(t, "memory", s)
 			write := func(name, value string) { require.NoError(t, os.WriteFile(group+"/"+name, []byte(value), 0o644)) }
-			write("memory.limit_in_bytes", strconv.Itoa(4<<20))
+			write("memory.limit_in_bytes", strconv.Itoa(8<<20))
 			w := observe(t, probe.Config{}, s)
 			s.get("/")
 			s.evict()

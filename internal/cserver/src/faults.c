@@ -164,7 +164,7 @@ static void note_delays(struct account before, int waits_only)
 	static __thread long queued;
 	struct account after = account();
 
-	snprintf(delays, sizeof(delays), "Fault-Nanoseconds: %ld\r\nQueued-Nanoseconds: %ld\r\n",
+	snprintf(delays, sizeof(delays), "Fault-Nanoseconds: %019ld\r\nQueued-Nanoseconds: %019ld\r\n",
 		 between(before, after, waits_only), after.queued - queued);
 	queued = after.queued;
 }
