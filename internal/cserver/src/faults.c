@@ -4,6 +4,7 @@
  *
  *   /write?MS    writes to a full pipe that another thread empties after MS
  *   /sync?KIB    writes to a file of its own and fsyncs it
+ *   /soil?KIB    writes to that file, and leaves it to the kernel to write it out
  *   /hold?MS     answers; from then on the accept loop rests for MS (an event loop:
  *                rests before it answers)
  *   /compact     has the kernel compact memory, in this thread's own time
@@ -171,7 +172,7 @@ static void note_delays(struct account before, int waits_only)
 
 static int is_wait(const char *path)
 {
-	static const char *waits[] = { "/lock", "/pipe", "/write", "/read", "/direct", "/sync", 0 };
+	static const char *waits[] = { "/lock", "/pipe", "/write", "/read", "/direct", "/sync", "/soil", 0 };
 	for (const char **w = waits; *w; w++)
 		if (!strcmp(path, *w))
 			return 1;
@@ -196,13 +197,13 @@ static int fault(const char *path, long arg)
 		pthread_join(t, 0);
 		close(h.pipe[0]);
 		close(h.pipe[1]);
-	} else if (!strcmp(path, "/sync")) {
+	} else if (!strcmp(path, "/sync") || !strcmp(path, "/soil")) {
 		static __thread char block[1 << 16];
 		int fd = open(file_of(9), O_WRONLY | O_CREAT | O_TRUNC, 0600);
 		for (long n = arg << 10; n > 0; n -= sizeof(block))
 			if (write(fd, block, sizeof(block)) < 0)
 				abort();
-		if (fsync(fd))
+		if (path[2] == 'y' && fsync(fd))
 			abort();
 		close(fd);
 	} else if (!strcmp(path, "/hold")) {

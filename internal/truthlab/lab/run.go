@@ -276,7 +276,7 @@ func classify(samples []*Sample, windows []window, s *Scenario) *outcome {
 	o := &outcome{}
 	for _, x := range samples {
 		if s.Inject == nil {
-			x.where = fmt.Sprintf("%.1f ms in its fault", 1e3*x.Fault.Seconds())
+			x.where = fmt.Sprintf("%.1f ms in its fault and %.1f ms queued by the server's account", 1e3*x.Fault.Seconds(), 1e3*x.Queued.Seconds())
 			switch {
 			case x.Asked:
 				o.affected = append(o.affected, x)

@@ -82,12 +82,6 @@ func field() []lab.Scenario {
 			Inject: ask("/tokenise?40"),
 		},
 		{
-			Name: "yielding_readers", Report: "vllm-project/vllm#52814", Server: serial(servers.Engine(servers.Threads, servers.SharedMemory)), Stage: "run_queue",
-			What:   "four threads look for work and call sched_yield(2) when there is none, on the CPU that a request computes on",
-			Normal: get("/cpu?10"), Inject: ask("/yield?60"), Load: lab.Load{Connections: 1, Rate: 40},
-			Length: 60 * time.Millisecond,
-		},
-		{
 			Name: "index_beyond_memory", Report: "milvus-io/milvus#28037", Server: threads, Stage: "page_fault", Also: []string{"reclaim"},
 			What:   "a search touches other parts of a mapped index than the last, and the memory limit is half of the index",
 			Normal: get("/map?100"), Affected: get("/search?600"), Load: one,

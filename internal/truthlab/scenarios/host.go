@@ -135,12 +135,10 @@ func host() []lab.Scenario {
 		})
 		add(lab.Scenario{
 			Name: "reclaim", Stage: "reclaim",
-			What:     "memory is touched while the page cache fills the memory limit of the server's cgroup",
-			Normal:   path("/touch?48"), // without the page cache in its way
-			Affected: path("/touch?48"),
-			Load:     lab.Load{Connections: 1, Rate: 20, Every: 5}, // another connection would reclaim what this one is to
-			Setup:    both(files(map[int]int{1: 144 << 20}), limitMemory(128<<20)),
-			Before:   func(ctx context.Context, r *lab.Rig) error { return r.Ask(ctx, "/read?1") },
+			What:     "a write of more than the memory limit of the server's cgroup: memory must be found, and what fills it be written out for that",
+			Affected: path("/soil?65536"),
+			Load:     lab.Load{Connections: 2, Rate: 60, Every: 12},
+			Setup:    limitMemory(48 << 20),
 		})
 		add(lab.Scenario{
 			Name: "compaction", Stage: "compaction",

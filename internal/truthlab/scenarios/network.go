@@ -137,9 +137,7 @@ func bloat(far *servers.Far) (setup func(context.Context, *lab.Rig) error, injec
 			// BBR sends little for 200 ms every ten seconds, of its own accord
 			far.Link.Sysctl("net/ipv4/tcp_congestion_control", "reno"),
 			// a probe after two round trips, as if something were lost
-			far.Link.Sysctl("net/ipv4/tcp_early_retrans", "0"),
-			// at most so much of a connection is on the way, so that the rest must wait for its acknowledgement
-			far.Link.Sysctl("net/ipv4/tcp_wmem", "4096 16384 32768"))
+			far.Link.Sysctl("net/ipv4/tcp_early_retrans", "0"))
 	}
 	inject = func(ctx context.Context, _ *lab.Rig, d time.Duration) error {
 		far.Link.Occupy(link.ToClient, int(bloatRate/8*d.Seconds()))
@@ -153,9 +151,10 @@ func bloatedStream(far *servers.Far) lab.Scenario {
 	return lab.Scenario{
 		Name: "bufferbloat/long-answer", Stage: "send_buffer", Server: far.Threads(servers.None), Length: 60 * time.Millisecond,
 		What:   "another sender fills the large buffer of a narrow place behind the server's device: the answer's acknowledgements are late, and what they would let go waits in the socket",
-		Normal: lab.Ask{Path: "/big?256"},
-		Load:   lab.Load{Rate: 32},
-		Setup:  setup, Inject: inject,
+		Normal: lab.Ask{Path: "/big?128"},
+		// so little of the answer may be on the way that the rest must wait for acknowledgements
+		Load:  lab.Load{Rate: 32, Dial: receiveBuffer(32 << 10)},
+		Setup: setup, Inject: inject,
 	}
 }
 

@@ -28,7 +28,6 @@
  *                    all of them (OpenMP)
  *   anon?MIB         touches memory that it has held since its first such request
  *   counter?MS       waits for another thread on a futex that counts, and stands at 2
- *   yield?MS         4 threads look for work and call sched_yield(2) when there is none
  *
  * usage: engine PORT FILE WEIGHTS loop|threads unix|shm
  * It prints "ready API-PID ENGINE-PID".
@@ -315,23 +314,6 @@ static void team(int threads, long ms)
 	}
 }
 
-static void *look_for_work(void *arg)
-{
-	for (long end = now_us() + (long)arg * 1000; now_us() < end;)
-		sched_yield();
-	return 0;
-}
-
-static void do_yield(long ms)
-{
-	pthread_t t[4];
-	for (int i = 0; i < 4; i++)
-		if (pthread_create(&t[i], 0, look_for_work, (void *)ms))
-			die("pthread_create");
-	for (int i = 0; i < 4; i++)
-		pthread_join(t[i], 0);
-}
-
 static void do_team1(long ms) { team(1, ms); }
 static void do_team4(long ms) { team(4, ms); }
 
@@ -343,7 +325,6 @@ static const struct {
 	{ "pipe", do_pipe }, { "read", do_read }, { "map", do_map }, { "touch", do_touch },
 	{ "huge", do_huge }, { "steal", do_steal }, { "team1", do_team1 }, { "team4", do_team4 },
 	{ "anon", do_anon }, { "counter", do_counter }, { "search", do_search }, { "scan", do_scan },
-	{ "yield", do_yield },
 };
 enum { FAULTS = sizeof(faults) / sizeof(*faults) };
 
