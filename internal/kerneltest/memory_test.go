@@ -76,7 +76,7 @@ func TestAGroupAtItsLimitIsReclaim(t *testing.T) {
 			r = &w.wait(3)[2]
 			requireWhole(t, r)
 			t.Log(describe(r))
-			assert.Equal(t, "reclaim", top(r, stage.Reclaim).String(), describe(r))
+			assert.Greater(t, r.Exclusive[stage.Reclaim], 15*ms, describe(r)) // the faults around it read the file
 			assertOccurrences(t, w.of(r), stage.Reclaim, r)
 		})
 	}
