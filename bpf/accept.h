@@ -30,21 +30,25 @@
 #define LOOSE_NS 1000000
 #define LOOKS 8 /* bounds what one event costs; the next one goes on from there */
 
-static __always_inline void accept_note(__u64 sk, __u64 from, __u64 to, __u32 woken)
+static __always_inline void accept_note(__u64 sk, __u64 from, __u64 to, __u32 woken, __u64 queued)
 {
 	struct arrival *a = bpf_map_lookup_elem(&arrivals, &sk);
 
 	if (!a || a->accepted)
 		return;
 	a->accepted = woken ? from : to;
+	if (queued) {
+		a->queued_from = queued;
+		a->queued_to = from;
+	}
 	if (to > from + LOOSE_NS)
 		count(ACCEPTS_LOOSE);
 }
 
 /* Looks at one waiting connection, whose slot this is. */
-static __always_inline void accept_look_at(struct pending *p, __u64 bit, __u64 now, __u32 woken)
+static __always_inline void accept_look_at(struct pending *p, __u64 bit, __u64 now, __u32 woken, __u64 queued)
 {
-	__u64 sk = p->sk, from = p->unaccepted;
+	__u64 sk = p->sk, from = p->unaccepted, was_queued = p->queued;
 	__u32 was_woken = p->woken;
 
 	if (!sk)
@@ -52,16 +56,17 @@ static __always_inline void accept_look_at(struct pending *p, __u64 bit, __u64 n
 	if (!BPF_CORE_READ((struct sock *)sk, sk_socket)) {
 		p->unaccepted = now;
 		p->woken = woken;
+		p->queued = queued;
 		return;
 	}
 	/* one of those who look at the same time takes it out */
 	if (__sync_val_compare_and_swap(&p->sk, sk, 0) != sk)
 		return;
 	__sync_fetch_and_and(&pending_slots, ~bit);
-	accept_note(sk, from, now, was_woken);
+	accept_note(sk, from, now, was_woken, was_queued);
 }
 
-static __noinline void accept_look_some(__u64 now, __u32 woken)
+static __noinline void accept_look_some(__u64 now, __u32 woken, __u64 queued)
 {
 	__u32 at = pending_next % PENDING, i;
 	__u64 left = pending_slots;
@@ -75,16 +80,19 @@ static __noinline void accept_look_some(__u64 now, __u32 woken)
 		below = (below + (below >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
 		i = (at + (__u32)(below * 0x0101010101010101ULL >> 56)) % PENDING;
 		left &= left - 1;
-		accept_look_at(&pending[i], 1ULL << i, now, woken);
+		accept_look_at(&pending[i], 1ULL << i, now, woken, queued);
 		pending_next = i + 1;
 	}
 }
 
-/* Something happens at now; woken says that it is a thread that comes back from waiting for its descriptors. */
-static __always_inline void accept_look(__u64 now, __u32 woken)
+/*
+ * Something happens at now. Of a thread that comes onto a CPU: whether it comes back from waiting for its descriptors,
+ * and since when it has waited for the CPU, 0 if it has not.
+ */
+static __always_inline void accept_look(__u64 now, __u32 woken, __u64 queued)
 {
 	if (pending_slots)
-		accept_look_some(now, woken);
+		accept_look_some(now, woken, queued);
 }
 
 /* A connection begins to wait. Returns its slot, from 1; where all are taken, that of one which waits longer. */
@@ -102,6 +110,7 @@ static __always_inline __u8 accept_waits(struct sock *sk, __u64 now)
 	pending[i].sk = 0;
 	pending[i].unaccepted = now;
 	pending[i].woken = 0;
+	pending[i].queued = 0;
 	pending[i].sk = (__u64)sk;
 	__sync_fetch_and_or(&pending_slots, bit);
 	return i + 1;
@@ -124,7 +133,7 @@ static __always_inline __u64 accept_read(struct sock *sk, struct conn *c, __u64 
 	struct arrival *a;
 
 	if (c->slot && pending[i].sk == key)
-		accept_look_at(&pending[i], 1ULL << i, now, 0);
+		accept_look_at(&pending[i], 1ULL << i, now, 0, 0);
 	c->slot = 0;
 	a = bpf_map_lookup_elem(&arrivals, &key);
 	if (!a)
@@ -132,8 +141,10 @@ static __always_inline __u64 accept_read(struct sock *sk, struct conn *c, __u64 
 	if (a->cookie == c->cookie) {
 		/* too many waited for all of them to be looked at */
 		if (!a->accepted)
-			accept_note(key, c->established, now, 0);
+			accept_note(key, c->established, now, 0, 0);
 		accepted = a->accepted;
+		c->queued_from = a->queued_from;
+		c->queued_to = a->queued_to;
 	}
 	bpf_map_delete_elem(&arrivals, &key);
 	return accepted;

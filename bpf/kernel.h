@@ -133,6 +133,7 @@ struct tcp_sock {
 	__u32 srtt_us;
 	__u32 rttvar_us;
 	struct minmax rtt_min;
+	__u32 tsoffset;
 };
 struct tcp_skb_cb {
 	__u32 seq;

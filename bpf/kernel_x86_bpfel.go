@@ -14,9 +14,11 @@ import (
 )
 
 type KernelArrival struct {
-	_        structs.HostLayout
-	Cookie   uint64
-	Accepted uint64
+	_          structs.HostLayout
+	Cookie     uint64
+	Accepted   uint64
+	QueuedFrom uint64
+	QueuedTo   uint64
 }
 
 type KernelChainCpu struct {
@@ -68,71 +70,76 @@ type KernelCloseRecord struct {
 }
 
 type KernelConn struct {
-	_               structs.HostLayout
-	State           uint8
-	First           uint8
-	Responding      uint8
-	LastChunk       uint8
-	Lost            uint8
-	NoLane          uint8
-	NoAccept        uint8
-	SocketState     uint8
-	Start           uint64
-	NextStart       uint64
-	Receive         int64
-	Send            int64
-	Qdisc           int64
-	ReceiveSince    uint64
-	Cookie          uint64
-	Seq             uint32
-	ResponseOpen    uint8
-	Counted         uint8
-	NoArrival       uint8
-	HeadAlone       uint8
-	Slot            uint8
-	Losing          uint8
-	Marked          uint8
-	Pending         uint8
-	LostBefore      uint8
-	Pad1            [1]uint8
-	_               [2]byte
-	Sending         uint32
-	HeadLast        uint32
-	HeadBytes       uint16
-	ResponseBytes   uint16
-	Pid             uint32
-	Tid             uint32
-	Family          uint16
-	LocalPort       uint16
-	RemotePort      uint16
-	Pad             uint16
-	Local           [16]uint8
-	Remote          [16]uint8
-	_               [4]byte
-	Established     uint64
-	Accepted        uint64
-	FirstRead       uint64
-	Received        uint64
-	Sent            uint64
-	Writes          uint32
-	Reported        uint32
-	Chunks          uint32
-	SendSize        uint32
-	FirstOut        uint64
-	Retransmit      int64
-	Handed          uint32
-	Transmitted     uint32
-	Sequenced       uint8
-	Pad2            [7]uint8
-	HandedAt        uint64
-	TransmittedAt   uint64
-	ResponseSeq     uint32
-	LostUntil       uint32
-	Retransmits     uint32
-	Pad3            uint32
-	RetransmitSince uint64
-	ResentAt        uint64
-	Marks           [8]struct {
+	_                structs.HostLayout
+	State            uint8
+	First            uint8
+	Responding       uint8
+	LastChunk        uint8
+	Lost             uint8
+	NoLane           uint8
+	NoAccept         uint8
+	SocketState      uint8
+	Start            uint64
+	NextStart        uint64
+	Receive          int64
+	Send             int64
+	Qdisc            int64
+	ReceiveSince     uint64
+	Cookie           uint64
+	Seq              uint32
+	ResponseOpen     uint8
+	Counted          uint8
+	NoArrival        uint8
+	HeadAlone        uint8
+	Slot             uint8
+	Losing           uint8
+	Marked           uint8
+	Pending          uint8
+	LostBefore       uint8
+	Pad1             [1]uint8
+	_                [2]byte
+	Sending          uint32
+	HeadLast         uint32
+	HeadBytes        uint16
+	ResponseBytes    uint16
+	Pid              uint32
+	Tid              uint32
+	Family           uint16
+	LocalPort        uint16
+	RemotePort       uint16
+	Pad              uint16
+	Local            [16]uint8
+	Remote           [16]uint8
+	_                [4]byte
+	Established      uint64
+	Accepted         uint64
+	QueuedFrom       uint64
+	QueuedTo         uint64
+	FirstRead        uint64
+	Received         uint64
+	Sent             uint64
+	Writes           uint32
+	Reported         uint32
+	Chunks           uint32
+	SendSize         uint32
+	FirstOut         uint64
+	Retransmit       int64
+	Handed           uint32
+	Transmitted      uint32
+	Sequenced        uint8
+	Pad2             [7]uint8
+	HandedAt         uint64
+	TransmittedAt    uint64
+	ResponseSeq      uint32
+	LostUntil        uint32
+	Retransmits      uint32
+	Pad3             uint32
+	RetransmitSince  uint64
+	ResentFirst      uint64
+	ResentAt         uint64
+	RetransmitBefore int64
+	RetransmitDone   int64
+	Marks            [8]struct {
 		_    structs.HostLayout
 		At   uint64
 		Send int64
@@ -284,6 +291,7 @@ type KernelPending struct {
 	Sk         uint64
 	Unaccepted uint64
 	Woken      uint64
+	Queued     uint64
 }
 
 type KernelPortKey struct {
@@ -378,8 +386,9 @@ const (
 type KernelRetransmitFlags uint32
 
 const (
-	KernelRetransmitFlagsRETRANSMIT_OVER  KernelRetransmitFlags = 1
-	KernelRetransmitFlagsRETRANSMIT_ACKED KernelRetransmitFlags = 2
+	KernelRetransmitFlagsRETRANSMIT_OVER     KernelRetransmitFlags = 1
+	KernelRetransmitFlagsRETRANSMIT_ACKED    KernelRetransmitFlags = 2
+	KernelRetransmitFlagsRETRANSMIT_SPURIOUS KernelRetransmitFlags = 4
 )
 
 type KernelRetransmitRecord struct {

@@ -34,7 +34,7 @@ int BPF_PROG(process_fork, struct task_struct *parent, struct task_struct *child
 		return 0;
 	/* a thread for each connection: it was accepted just now */
 	if (pending_slots)
-		accept_look(bpf_ktime_get_ns(), 0);
+		accept_look(bpf_ktime_get_ns(), 0, 0);
 	t = bpf_task_storage_get(&threads, child, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!t) {
 		count(FULL_THREADS);

@@ -105,6 +105,7 @@ struct occurrence_record {
 enum retransmit_flags {
 	RETRANSMIT_OVER = 1,  /* nothing that was sent again is outstanding any more */
 	RETRANSMIT_ACKED = 2, /* because all of it is acknowledged */
+	RETRANSMIT_SPURIOUS = 4, /* … and it had arrived at its first sending: nothing was lost */
 };
 
 struct retransmit_record {

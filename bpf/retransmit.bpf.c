@@ -58,6 +58,9 @@ int BPF_PROG(tcp_retransmit, struct sock *sk, struct sk_buff *skb)
 		return 0;
 	}
 	conn_settle(c, conn_lane(c), now);
+	c->resent_first = now;
+	c->retransmit_before = c->retransmit;
+	c->retransmit_done = c->done[STAGE_RETRANSMIT];
 	m = mark_of(c, seq);
 	/* not before the end of an earlier loss, whose time is counted already */
 	if (m && m->at > c->retransmit_since) {
@@ -80,6 +83,61 @@ int BPF_PROG(tcp_retransmit, struct sock *sk, struct sk_buff *skb)
 	return 0;
 }
 
+enum { OPTION_END = 0, OPTION_NOP = 1, OPTION_SACK = 5, OPTION_TIMESTAMPS = 8 };
+
+static __always_inline __u32 word_at(const __u8 *p)
+{
+	return (__u32)p[0] << 24 | (__u32)p[1] << 16 | (__u32)p[2] << 8 | p[3];
+}
+
+/*
+ * Does this ACK say that what was sent again had arrived at its first sending? Either it echoes a time before
+ * the second sending (RFC 3522), or its first SACK block tells of a duplicate, below the ACK (RFC 2883).
+ */
+static __noinline int first_arrived(struct sock *sk, struct sk_buff *skb, struct conn *c, __u32 ack)
+{
+	__u8 *th, h[14], options[64] = {};
+	__u32 n, at = 0, kind, len, echoed;
+
+	if (!sk || !skb || !c)
+		return 0;
+	th = BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, transport_header);
+	if (bpf_probe_read_kernel(h, sizeof(h), th))
+		return 0;
+	n = (h[12] >> 4) * 4;
+	if (n <= 20 || n > 60)
+		return 0;
+	n -= 20;
+	if (bpf_probe_read_kernel(options, 40, th + 20))
+		return 0;
+	for (int i = 0; i < 20; i++) { /* more than 40 bytes can hold, padding aside */
+		if (at >= n || at >= 40)
+			break;
+		kind = options[at & 63];
+		if (kind == OPTION_END)
+			break;
+		if (kind == OPTION_NOP) {
+			at++;
+			continue;
+		}
+		len = options[(at + 1) & 63];
+		if (len < 2 || at + len > n)
+			break;
+		at &= 31; /* what follows fits behind */
+		if (kind == OPTION_TIMESTAMPS && len == 10) {
+			/* in ms of the clock that the kernel stamps by, and a millisecond's grace: this hook runs after the stamp */
+			echoed = word_at(options + at + 6) - BPF_CORE_READ((struct tcp_sock *)sk, tsoffset);
+			if ((__s32)(echoed - (__u32)(c->resent_first / 1000000) + 1) < 0 &&
+			    (__s32)(echoed - (__u32)(c->resent_first / 1000000) + 3600000) > 0) /* else it counts in another unit */
+				return 1;
+		}
+		if (kind == OPTION_SACK && len >= 10 && (__s32)(word_at(options + at + 6) - ack) <= 0)
+			return 1;
+		at += len;
+	}
+	return 0;
+}
+
 /* A segment comes in: every one of the machine. Fires before the kernel takes the ACK in. */
 SEC("tp_btf/tcp_probe")
 int BPF_PROG(tcp_ack, struct sock *sk, struct sk_buff *skb)
@@ -95,6 +153,9 @@ int BPF_PROG(tcp_ack, struct sock *sk, struct sk_buff *skb)
 	ack = BPF_CORE_READ(cb_of(skb), ack_seq);
 	if ((__s32)(ack - c->lost_until) < 0 || (__s32)(ack - BPF_CORE_READ((struct tcp_sock *)sk, snd_nxt)) > 0)
 		return 0;
-	retransmit_ends(c, sk, bpf_ktime_get_ns(), RETRANSMIT_ACKED);
+	if (first_arrived(sk, skb, c, ack))
+		retransmit_spurious(c, bpf_ktime_get_ns());
+	else
+		retransmit_ends(c, sk, bpf_ktime_get_ns(), RETRANSMIT_ACKED);
 	return 0;
 }

@@ -89,6 +89,22 @@ static __always_inline void retransmit_ends(struct conn *c, struct sock *sk, __u
 	c->retransmit_since = end;
 }
 
+/* What was sent again had arrived: the client was late, the network has lost nothing. */
+static __always_inline void retransmit_spurious(struct conn *c, __u64 now)
+{
+	__s64 d;
+
+	conn_settle(c, conn_lane(c), now);
+	d = c->done[STAGE_RETRANSMIT] - c->retransmit_done;
+	c->done[STAGE_RETRANSMIT] -= d;
+	c->done[STAGE_SEND_BUFFER] += d;
+	c->retransmit = c->retransmit_before;
+	c->losing = 0;
+	__sync_fetch_and_sub(&conns_losing, 1);
+	conn_settle(c, conn_lane(c), now);
+	retransmit_record(c, now, RETRANSMIT_OVER | RETRANSMIT_ACKED | RETRANSMIT_SPURIOUS);
+}
+
 /* The socket changes its state, after which the ACK's own hook no longer fires. */
 static __noinline int retransmit_state(struct conn *c, struct sock *sk, int closed)
 {

@@ -141,7 +141,7 @@ static __always_inline void switched_out(struct thread *t, struct task_struct *p
 	struct lane *l;
 	__u32 class;
 
-	accept_look(now, 0);
+	accept_look(now, 0, 0);
 	l = lane_sync(t, owner_of(t, prev), now);
 	class = class_of(t, prev, preempted);
 	t->class = class;
@@ -174,26 +174,48 @@ static __always_inline __u32 woken_to_accept(struct thread *t)
 	return 0;
 }
 
-static __always_inline void switched_in(struct thread *t, __u64 now)
+/* An idle CPU takes some microseconds to wake up, and under a hypervisor some tens. */
+#define IDLE_EXIT_NS 100000
+
+/* The stages of a thread in which it waits for something that comes by itself: for I/O, a lock, memory. */
+static __always_inline int stalls(__u32 class)
+{
+	return class != STAGE_UNKNOWN && class < STAGE_WAIT && class != STAGE_CPU && class != STAGE_RUN_QUEUE && class != STAGE_THROTTLED;
+}
+
+static __always_inline void switched_in(struct thread *t, int from_idle, __u64 now)
 {
 	__s64 waited = 0, throttled = 0;
 	__u64 from;
 	struct lane *l;
+	__u32 class;
 
 	if (!t->off)
 		return;
-	accept_look(now, woken_to_accept(t));
 	t->off = 0;
 	t->seen = now;
 	l = lane_of(t, t->owner);
 	if (l && l->tid != t->tid)
 		l = 0;
 	from = t->class == STAGE_RUN_QUEUE ? t->out : t->wake > t->out ? t->wake : now;
+	accept_look(now, woken_to_accept(t), from < now ? from : 0);
 	if (!l && now - from > t->queued_to - t->queued_from) {
 		t->queued_from = from;
 		t->queued_to = now;
 	}
 	waited = now - from;
+	/* nobody was ahead of it, the CPU itself had to wake up: that is part of what it slept for */
+	class = t->class;
+	asm volatile("" : "+r"(class)); /* else the verifier does not see that it was compared */
+	if (from_idle && waited < IDLE_EXIT_NS && stalls(class)) {
+		l = l && l->state == STAGE_RUN_QUEUE ? l : 0;
+		if (l) {
+			lane_to(l, stage_running(t), now);
+			l->ns[STAGE_RUN_QUEUE] -= waited;
+			l->ns[class] += waited;
+		}
+		return;
+	}
 	/*
 	 * The clock counts while the run queue is throttled. The thread stays on the queue that it was throttled on,
 	 * and may run on another CPU's afterwards: so read the one that it left.
@@ -238,7 +260,7 @@ int BPF_PROG(sched_switch, bool preempt, struct task_struct *prev, struct task_s
 	}
 	t = thread_of(next);
 	if (t)
-		switched_in(t, now ? now : bpf_ktime_get_ns());
+		switched_in(t, !prev->pid, now ? now : bpf_ktime_get_ns());
 	return 0;
 }
 

@@ -192,6 +192,7 @@ struct conn {
 	__u16 family, local_port, remote_port, pad;
 	__u8 local[16], remote[16];
 	__u64 established, accepted;
+	__u64 queued_from, queued_to; /* whoever accepted it waited for a CPU meanwhile */
 	__u64 first_read;
 	__u64 received, sent;
 	__u32 writes;
@@ -208,7 +209,8 @@ struct conn {
 	__u32 response_seq; /* sequence number of the response's first byte */
 	__u32 lost_until;   /* … behind the last byte that was sent again */
 	__u32 retransmits, pad3;
-	__u64 retransmit_since, resent_at;
+	__u64 retransmit_since, resent_first, resent_at;
+	__s64 retransmit_before, retransmit_done; /* the clock and done[STAGE_RETRANSMIT] before this loss */
 	struct mark marks[MARKS];
 	__s64 softirq_delay, next_softirq_delay; /* of what brought start and next_start; -1 unknown */
 	__s64 base_remote;
@@ -303,6 +305,7 @@ struct pending {
 	__u64 sk;	  /* 0: free, or about to be */
 	__u64 unaccepted; /* when it was last seen to wait */
 	__u64 woken;	  /* that was a thread coming back from waiting for its descriptors */
+	__u64 queued;	  /* since when that thread had waited for the CPU; 0 if it had not */
 };
 struct pending pending[PENDING];
 __u64 pending_slots = 0;
@@ -317,6 +320,7 @@ __u32 pending_next = 0;
 struct arrival {
 	__u64 cookie;
 	__u64 accepted;
+	__u64 queued_from, queued_to; /* whoever accepted it waited for a CPU meanwhile */
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -45,7 +45,7 @@ int BPF_PROG(data_ready, struct sock *sk)
 		return 0;
 	}
 	now = bpf_ktime_get_ns();
-	accept_look(now, 0);
+	accept_look(now, 0, 0);
 	if (c->state == CONN_IDLE && !c->start) {
 		c->start = now;
 		c->softirq_delay = softirq_delay();
@@ -77,7 +77,7 @@ int BPF_PROG(data_ready, struct sock *sk)
 /* The head is read: the request's first part is split up, and its lane's time begins. */
 static __always_inline void request_begins(struct conn *c, struct thread *t, struct lane *l, __u64 now)
 {
-	__s64 accept = 0, stalled = 0, receive, rest;
+	__s64 accept = 0, queued = 0, stalled = 0, receive, rest;
 	__s64 before = now - c->start;
 	__u64 from;
 
@@ -92,6 +92,17 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 	}
 	if (accept > before)
 		accept = before;
+	/* whoever accepted it was kept from a CPU: that is why it lay there so long */
+	if (accept && c->queued_to) {
+		__u64 a = c->queued_from > c->start ? c->queued_from : c->start;
+		__u64 b = c->queued_to < c->start + accept ? c->queued_to : c->start + accept;
+
+		if (b > a) {
+			queued = b - a;
+			c->done[STAGE_RUN_QUEUE] += queued;
+			conn_occurrence(c, STAGE_RUN_QUEUE, a, b);
+		}
+	}
 	rest = before - accept;
 	/* when the reader was kept from a CPU, or stopped, that is why the bytes lay there; else it was busy */
 	from = c->start + accept;
@@ -123,7 +134,7 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 	if (receive > rest)
 		receive = rest;
 	rest -= receive;
-	c->done[STAGE_ACCEPT_QUEUE] = accept;
+	c->done[STAGE_ACCEPT_QUEUE] = accept - queued;
 	c->done[STAGE_RECEIVE_QUEUE] = receive;
 	c->done[STAGE_REQUEST_BODY] = rest; /* a head that dribbles in */
 	c->body_receive = receive;
@@ -237,7 +248,7 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 			return 0;
 	}
 	now = bpf_ktime_get_ns();
-	accept_look(now, 0);
+	accept_look(now, 0, 0);
 	h = head_buffer(0);
 	if (!h)
 		return 0;

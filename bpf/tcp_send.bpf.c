@@ -308,7 +308,7 @@ int BPF_PROG(send_length, struct sock *sk, int ret)
 	all = c->handed == BPF_CORE_READ((struct tcp_sock *)sk, write_seq);
 	/* mostly the last byte has left within the call: that is when the request is read, and not the time since */
 	now = all && ret > 0 && c->transmitted_at && !clock_running(c->qdisc) ? c->transmitted_at : bpf_ktime_get_ns();
-	accept_look(now, 0);
+	accept_look(now, 0, 0);
 	if (all) {
 		clock_stop(&c->send, c->handed_at ? c->handed_at : now);
 		conn_occurrence(c, STAGE_SEND_BUFFER, c->send_since, c->handed_at);

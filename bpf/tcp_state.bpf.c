@@ -47,7 +47,7 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 		c->established = bpf_ktime_get_ns();
 		a.cookie = c->cookie;
 		bpf_map_update_elem(&arrivals, &key, &a, BPF_ANY);
-		accept_look(c->established, 0);
+		accept_look(c->established, 0, 0);
 		c->slot = accept_waits(sk, c->established);
 		return 0;
 	}

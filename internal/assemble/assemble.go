@@ -95,12 +95,14 @@ type request struct {
 	chunkAt  uint64           // time of the latest chunk
 	until    uint64           // it is whole, and finished then if nothing proves to be lost; 0 while it is not
 	loss     probe.Retransmit // the latest word on what was sent again; its Retransmits are 0 if nothing was
-	followed bool             // the client has gone on to the next request: it had its answer
-	spans    intervals        // taken by occurrences already given on
-	count    int
-	held     int  // stalls that it is delayed by and that are held
-	ended    bool // it is off its connection, and settled
-	problems []string
+	// lostBefore is what earlier losses than the present one took of it.
+	lostBefore int64
+	followed   bool      // the client has gone on to the next request: it had its answer
+	spans      intervals // taken by occurrences already given on
+	count      int
+	held       int  // stalls that it is delayed by and that are held
+	ended      bool // it is off its connection, and settled
+	problems   []string
 }
 
 // New returns an Assembler that gives what it finds to sink.

@@ -62,7 +62,25 @@ func (a *Assembler) retransmit(e *probe.Retransmit) {
 	}
 	r := c.request
 	c.heard = e.Time
+	if e.Spurious {
+		// nothing was lost: what readings took for the loss's was the client's
+		p := &r.last
+		if d := p.Exclusive[stage.Retransmit] - r.lostBefore; d > 0 {
+			p.Exclusive[stage.Retransmit] -= d
+			p.Exclusive[stage.SendBuffer] += d
+		}
+		p.Plain[stage.Retransmit] = e.Plain
+		p.Retransmits = max(p.Retransmits, e.Retransmits)
+		r.loss = probe.Retransmit{}
+		if r.until != 0 {
+			a.finish(c)
+		}
+		return
+	}
 	r.loss = *e
+	if e.Over {
+		r.lostBefore = r.last.Exclusive[stage.Retransmit]
+	}
 	if e.Over && r.until != 0 {
 		a.finish(c)
 	}

@@ -135,6 +135,16 @@ func (s *server) stop() {
 	}, 10*time.Second, time.Millisecond, "the server does not stop")
 }
 
+// asleep returns once all of the server's threads sleep.
+func (s *server) asleep() {
+	s.t.Helper()
+	require.Eventually(s.t, func() bool {
+		states, err := threadStates(s.pid())
+		require.NoError(s.t, err)
+		return strings.Trim(states, "S") == ""
+	}, 10*time.Second, time.Millisecond, "the server does not come to rest")
+}
+
 // threadStates has a letter for each thread of a process, as in /proc/PID/stat.
 func threadStates(pid uint32) (string, error) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))

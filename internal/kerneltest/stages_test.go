@@ -6,12 +6,14 @@ package kerneltest
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -271,6 +273,7 @@ func TestALoopThatIsBusyAfterAcceptIsReceiveQueue(t *testing.T) {
 	s := startC(t, true)
 	w := observe(t, probe.Config{}, s)
 	s.get("/accepted?60")
+	s.asleep() // one that finds the connection without having waited cannot be told from one that was busy
 	s.get("/")
 	r := &w.wait(2)[1]
 	requireWhole(t, r)
@@ -413,6 +416,35 @@ func TestASlowUploadIsRequestBody(t *testing.T) {
 			requireWhole(t, r)
 			assert.Equal(t, "request_body", top(r, stage.Unknown).String(), describe(r))
 			assert.Greater(t, r.Exclusive[stage.RequestBody], 60*ms, describe(r))
+		})
+	}
+}
+
+// Whoever accepts, or the thread that it starts for the connection, waits for a CPU: the new connection lay in a queue
+// because of that, and not because the server was busy.
+func TestANewConnectionThatWaitsForTheServersCPUIsRunQueue(t *testing.T) {
+	requireRoot(t)
+	for _, shape := range []string{"thread per connection", "event loop"} {
+		t.Run(shape, func(t *testing.T) {
+			s := startC(t, shape == "event loop")
+			w := observe(t, probe.Config{}, s)
+			stop := burn(t, s.pid())
+			defer stop()
+			const n = 300
+			for range n {
+				conn, err := net.Dial("tcp4", s.addr)
+				require.NoError(t, err)
+				_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+				require.NoError(t, err)
+				_, err = http.ReadResponse(bufio.NewReader(conn), nil)
+				require.NoError(t, err)
+				require.NoError(t, conn.Close())
+			}
+			r := slices.MaxFunc(w.wait(n), func(a, b assemble.Request) int { return cmp.Compare(a.End-a.Start, b.End-b.Start) })
+			require.Greater(t, r.End-r.Start, uint64(2*ms), "the server never waited for a CPU")
+			requireWhole(t, &r)
+			assert.Equal(t, "run_queue", top(&r, stage.RunQueue).String(), describe(&r))
+			assert.Greater(t, r.Exclusive[stage.RunQueue], int64(r.End-r.Start)/2, describe(&r))
 		})
 	}
 }

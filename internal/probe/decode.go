@@ -108,6 +108,7 @@ func decode(raw []byte) (Event, error) {
 		return &Retransmit{
 			Socket: socket, Start: t.Start, Plain: t.Plain, Retransmits: t.Retransmits,
 			Over: flags&bpf.KernelRetransmitFlagsRETRANSMIT_OVER != 0, Acked: flags&bpf.KernelRetransmitFlagsRETRANSMIT_ACKED != 0,
+			Spurious: flags&bpf.KernelRetransmitFlagsRETRANSMIT_SPURIOUS != 0,
 		}, nil
 	case bpf.KernelRecordKindRECORD_CLOSE:
 		var c bpf.KernelCloseRecord

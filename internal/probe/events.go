@@ -119,6 +119,7 @@ type Retransmit struct {
 	Retransmits uint32 // segments sent again so far
 	Over        bool
 	Acked       bool // with Over: they are acknowledged, and not given up
+	Spurious    bool // with Acked: they had arrived at their first sending
 }
 
 // Exec says that a process runs a new program; any process of the machine.
