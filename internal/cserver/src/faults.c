@@ -7,7 +7,7 @@
  *   /soil?KIB    writes to such a file, and leaves it to the kernel to write it out
  *   /hold?MS     answers; from then on the accept loop rests for MS (an event loop:
  *                rests before it answers)
- *   /compact     has the kernel compact memory, in this thread's own time
+ *   /compact?N   has the kernel compact memory N times, in this thread's own time; once without N
  *   /spin?MS     spins on a lock that another thread holds for MS, without a system call
  *   /engine?MS   waits for a thread of this process that computes for MS
  *   /collect?MS  stops the world and collects garbage for MS: every other request
@@ -217,8 +217,10 @@ static int fault(const char *path, long arg)
 		pthread_kill(accepter, SIGUSR1);
 	} else if (!strcmp(path, "/compact")) {
 		int fd = open("/proc/sys/vm/compact_memory", O_WRONLY);
-		if (fd < 0 || write(fd, "1", 1) < 0)
-			abort();
+		do
+			if (fd < 0 || write(fd, "1", 1) < 0)
+				abort();
+		while (--arg > 0);
 		close(fd);
 	} else if (!strcmp(path, "/spin")) {
 		struct spun h = { 0, arg };

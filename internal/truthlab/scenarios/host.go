@@ -115,8 +115,8 @@ func host() []lab.Scenario {
 			What:     "a buffered read of a file that was evicted from the page cache",
 			Normal:   path("/read?2"),
 			Affected: path("/read?1"),
-			Load:     lab.Load{Rate: 50},
-			Setup:    files(map[int]int{1: 24 << 20, 2: 24 << 20}),
+			Load:     lab.Load{Rate: 30},
+			Setup:    files(map[int]int{1: 48 << 20, 2: 48 << 20}),
 			Before:   evictFile(1),
 		})
 		add(lab.Scenario{
@@ -145,7 +145,7 @@ func host() []lab.Scenario {
 		add(lab.Scenario{
 			Name: "compaction", Stage: "compaction",
 			What:     "the thread compacts memory, through /proc/sys/vm/compact_memory",
-			Affected: path("/compact"),
+			Affected: path("/compact?3"),
 			Load:     lab.Load{Every: 12},
 		})
 		add(lab.Scenario{
