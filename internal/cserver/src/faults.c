@@ -4,10 +4,10 @@
  *
  *   /write?MS    writes to a full pipe that another thread empties after MS
  *   /sync?KIB    writes to a file of its own and fsyncs it
- *   /soil?KIB    writes to that file, and leaves it to the kernel to write it out
+ *   /soil?KIB    writes to such a file, and leaves it to the kernel to write it out
  *   /hold?MS     answers; from then on the accept loop rests for MS (an event loop:
  *                rests before it answers)
- *   /compact     has the kernel compact memory, in this thread's own time
+ *   /compact?N   has the kernel compact memory N times, in this thread's own time; once without N
  *   /spin?MS     spins on a lock that another thread holds for MS, without a system call
  *   /engine?MS   waits for a thread of this process that computes for MS
  *   /collect?MS  stops the world and collects garbage for MS: every other request
@@ -172,7 +172,7 @@ static void note_delays(struct account before, int waits_only)
 
 static int is_wait(const char *path)
 {
-	static const char *waits[] = { "/lock", "/pipe", "/write", "/read", "/direct", "/sync", "/soil", 0 };
+	static const char *waits[] = { "/lock", "/pipe", "/write", "/read", "/direct", "/sync", 0 };
 	for (const char **w = waits; *w; w++)
 		if (!strcmp(path, *w))
 			return 1;
@@ -199,7 +199,9 @@ static int fault(const char *path, long arg)
 		close(h.pipe[1]);
 	} else if (!strcmp(path, "/sync") || !strcmp(path, "/soil")) {
 		static __thread char block[1 << 16];
-		int fd = open(file_of(9), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+		/* a new one: a file system may write out at once what replaces what was there */
+		unlink(file_of(9));
+		int fd = open(file_of(9), O_WRONLY | O_CREAT, 0600);
 		for (long n = arg << 10; n > 0; n -= sizeof(block))
 			if (write(fd, block, sizeof(block)) < 0)
 				abort();
@@ -215,8 +217,10 @@ static int fault(const char *path, long arg)
 		pthread_kill(accepter, SIGUSR1);
 	} else if (!strcmp(path, "/compact")) {
 		int fd = open("/proc/sys/vm/compact_memory", O_WRONLY);
-		if (fd < 0 || write(fd, "1", 1) < 0)
-			abort();
+		do
+			if (fd < 0 || write(fd, "1", 1) < 0)
+				abort();
+		while (--arg > 0);
 		close(fd);
 	} else if (!strcmp(path, "/spin")) {
 		struct spun h = { 0, arg };

@@ -28,6 +28,16 @@ type Seen struct {
 	Incomplete []string // why the record is not whole
 	Missing    []string // stages that could not be measured
 	SharedBy   int64    // requests in flight on the thread; 0 if not said
+	span       pcommon.SpanID
+	parts      []stretch // its occurrences
+	began      time.Time
+}
+
+// stretch is an occurrence of a stage.
+type stretch struct {
+	stage string
+	began time.Time
+	took  time.Duration
 }
 
 // observer is the receiver at work, with what it has said so far.
@@ -35,14 +45,15 @@ type observer struct {
 	receiver  receiver.Traces
 	telemetry *componenttest.Telemetry
 
-	mu   sync.Mutex
-	seen map[pcommon.SpanID]*Seen // by the parent, which the traceparent named
-	last time.Time                // when something came
+	mu    sync.Mutex
+	seen  map[pcommon.SpanID]*Seen     // by the parent, which the traceparent named
+	parts map[pcommon.SpanID][]stretch // by the request's span
+	last  time.Time                    // when something came
 }
 
 // observe starts the receiver on processes.
 func observe(ctx context.Context, pids []int, warnings zapcore.WriteSyncer) (*observer, error) {
-	o := &observer{telemetry: componenttest.NewTelemetry(), seen: map[pcommon.SpanID]*Seen{}}
+	o := &observer{telemetry: componenttest.NewTelemetry(), seen: map[pcommon.SpanID]*Seen{}, parts: map[pcommon.SpanID][]stretch{}}
 	factory := ebpfllmreceiver.NewFactory()
 	cfg := factory.CreateDefaultConfig().(*ebpfllmreceiver.Config)
 	for _, pid := range pids {
@@ -82,7 +93,10 @@ func (o *observer) consume(td ptrace.Traces) {
 			for _, s := range ss.Spans().All() {
 				if s.Name() == requestSpan {
 					o.seen[s.ParentSpanID()] = read(s)
+					continue
 				}
+				began := s.StartTimestamp().AsTime()
+				o.parts[s.ParentSpanID()] = append(o.parts[s.ParentSpanID()], stretch{s.Name(), began, s.EndTimestamp().AsTime().Sub(began)})
 			}
 		}
 	}
@@ -93,6 +107,7 @@ func read(s ptrace.Span) *Seen {
 	seen := &Seen{
 		Stages: map[string]float64{}, Sockets: map[string]float64{},
 		Duration: s.EndTimestamp().AsTime().Sub(s.StartTimestamp().AsTime()).Seconds(),
+		span:     s.SpanID(), began: s.StartTimestamp().AsTime(),
 	}
 	for name, v := range s.Attributes().All() {
 		if stage, ok := strings.CutPrefix(name, "ebpfllm.stage."); ok {
@@ -120,7 +135,11 @@ func read(s ptrace.Span) *Seen {
 func (o *observer) of(s *Sample) *Seen {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.seen[s.Span]
+	seen := o.seen[s.Span]
+	if seen != nil {
+		seen.parts = o.parts[seen.span]
+	}
+	return seen
 }
 
 // settle waits until all of the requests have been spoken of, or nothing came for

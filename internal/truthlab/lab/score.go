@@ -337,6 +337,13 @@ func (r *Result) example(which string, x *Sample, usual *baseline, about *Seen) 
 		}
 		text += fmt.Sprintf("; %s%s %.1f ms", socket, k.stage, 1e3*excess[k])
 	}
+	for i, p := range about.parts {
+		if i == 5 {
+			text += fmt.Sprintf(" and %d more", len(about.parts)-i)
+			break
+		}
+		text += fmt.Sprintf(" [%s %+.1f to %+.1f]", p.stage, 1e3*p.began.Sub(about.began).Seconds(), 1e3*p.began.Add(p.took).Sub(about.began).Seconds())
+	}
 	r.Examples = append(r.Examples, text)
 }
 

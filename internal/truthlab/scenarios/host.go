@@ -115,8 +115,8 @@ func host() []lab.Scenario {
 			What:     "a buffered read of a file that was evicted from the page cache",
 			Normal:   path("/read?2"),
 			Affected: path("/read?1"),
-			Load:     lab.Load{Rate: 50},
-			Setup:    files(map[int]int{1: 24 << 20, 2: 24 << 20}),
+			Load:     lab.Load{Rate: 30},
+			Setup:    files(map[int]int{1: 48 << 20, 2: 48 << 20}),
 			Before:   evictFile(1),
 		})
 		add(lab.Scenario{
@@ -135,15 +135,17 @@ func host() []lab.Scenario {
 		})
 		add(lab.Scenario{
 			Name: "reclaim", Stage: "reclaim",
-			What:     "a write of more than the memory limit of the server's cgroup: memory must be found, and what fills it be written out for that",
-			Affected: path("/soil?65536"),
-			Load:     lab.Load{Connections: 2, Rate: 60, Every: 12},
-			Setup:    limitMemory(48 << 20),
+			What:     "memory is touched while a file that is still to be written out fills the memory limit of the server's cgroup",
+			Normal:   path("/touch?48"),
+			Affected: path("/touch?48"),
+			Load:     lab.Load{Connections: 1, Rate: 20, Every: 5}, // another connection would reclaim what this one is to
+			Setup:    limitMemory(64 << 20),
+			Before:   func(ctx context.Context, r *lab.Rig) error { return r.Ask(ctx, "/soil?51200") },
 		})
 		add(lab.Scenario{
 			Name: "compaction", Stage: "compaction",
 			What:     "the thread compacts memory, through /proc/sys/vm/compact_memory",
-			Affected: path("/compact"),
+			Affected: path("/compact?3"),
 			Load:     lab.Load{Every: 12},
 		})
 		add(lab.Scenario{

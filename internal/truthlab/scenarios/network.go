@@ -149,8 +149,8 @@ func bloat(far *servers.Far) (setup func(context.Context, *lab.Rig) error, injec
 func bloatedStream(far *servers.Far) lab.Scenario {
 	setup, inject := bloat(far)
 	return lab.Scenario{
-		Name: "bufferbloat/long-answer", Stage: "send_buffer", Server: far.Threads(servers.None), Length: 60 * time.Millisecond,
-		What:   "another sender fills the large buffer of a narrow place behind the server's device: the answer's acknowledgements are late, and what they would let go waits in the socket",
+		Name: "bufferbloat/long-answer", Stage: "send_buffer", Also: []string{"retransmit"}, Server: far.Threads(servers.None), Length: 60 * time.Millisecond,
+		What:   "another sender fills the large buffer of a narrow place behind the server's device: the answer's acknowledgements are late, and what they would let go waits in the socket; the kernel may take the delay for loss, and send again",
 		Normal: lab.Ask{Path: "/big?128"},
 		// so little of the answer may be on the way that the rest must wait for acknowledgements
 		Load:  lab.Load{Rate: 32, Dial: receiveBuffer(32 << 10)},
