@@ -75,7 +75,9 @@ func (p *spikeSampling) decide(tr *trace, early string, now int64) {
 	}
 	k := &keptTrace{decision: d, records: tr.records, bytes: tr.bytes, top: top}
 	if cl != nil {
-		k.cluster = &clusterMark{id: cl.id, incident: cl.incident.id, start: cl.start, end: cl.end, size: cl.size, traces: cl.traces}
+		mark := cl.mark
+		mark.traces = cl.traces
+		k.cluster = &mark
 	}
 	p.enqueue(k)
 }

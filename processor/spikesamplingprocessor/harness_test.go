@@ -227,3 +227,10 @@ func (h *harness) sum(name, key string) map[string]int64 {
 	}
 	return values
 }
+
+// stepNow makes a step and publishes it.
+func stepNow(c *clusters, now int64) stepResult {
+	res := c.step(c.take(), now)
+	res.publish()
+	return res
+}

@@ -30,11 +30,12 @@ var (
 	errNotRunning = errors.New("spike_sampling: not running: it was not started yet, or is shut down")
 )
 
-// spikeSampling is the processor. One lock guards all state; spans are
-// marshalled before it is taken, kept traces are put together and sent after it
-// is given back. One goroutine, run, takes the decisions that time brings and
-// does all the sending, so a slow next component delays decisions but never
-// ConsumeTraces.
+// spikeSampling is the processor. One lock guards its state, but for what a
+// clustering step works on (see clusters). Spans are marshalled before it is
+// taken; steps run, and kept traces are put together and sent, after it is given
+// back. One goroutine, run, steps, takes the decisions that time brings and does
+// all the sending, so none of these, nor a slow next component, keeps
+// ConsumeTraces waiting.
 type spikeSampling struct {
 	cfg       *Config
 	next      consumer.Traces
@@ -324,33 +325,54 @@ func (p *spikeSampling) enqueue(k *keptTrace) {
 // tick does what time brings: clustering steps, decisions, sending.
 func (p *spikeSampling) tick() {
 	p.mu.Lock()
-	p.advance(p.clock())
-	out := p.outbox
-	p.outbox = nil
-	p.mu.Unlock()
-	p.sendAll(out)
-}
-
-// advance steps the clustering if it is time and checks the traces that are due.
-func (p *spikeSampling) advance(now int64) {
-	begin := time.Now()
+	now := p.clock()
 	stepped := now >= p.nextStep
+	p.mu.Unlock()
+	begin := time.Now()
 	if stepped {
 		p.step(now)
-		p.nextStep = now + p.cfg.Clustering.Stride.Nanoseconds()
 	}
-	for len(p.buffer.due) > 0 && p.buffer.due[0].due <= now {
+	p.decideDue(func() bool { return len(p.buffer.due) > 0 && p.buffer.due[0].due <= now }, func() {
 		p.check(p.buffer.due[0], now, stepped)
-	}
+	})
 	if stepped {
 		p.telemetry.ProcessorSpikeSamplingStepDuration.Record(p.ctx, time.Since(begin).Seconds())
+		p.mu.Lock()
 		p.report()
+		p.mu.Unlock()
+	}
+	p.send()
+}
+
+// decisionsAtOnce is the number of decisions after which spans that wait to be
+// taken in get their turn: it keeps them waiting for a millisecond at most.
+const decisionsAtOnce = 256
+
+// decideDue decides while there is something due, under the lock but for pauses.
+func (p *spikeSampling) decideDue(due func() bool, decide func()) {
+	for more := true; more; {
+		p.mu.Lock()
+		for range decisionsAtOnce {
+			if more = due(); !more {
+				break
+			}
+			decide()
+		}
+		p.mu.Unlock()
 	}
 }
 
-// step clusters the spikes up to now and lets the baseline age.
+// step clusters the spikes up to now and lets the baseline age. Only its
+// beginning and its end hold the lock.
 func (p *spikeSampling) step(now int64) {
-	res := p.clusters.step(now)
+	p.mu.Lock()
+	n := p.clusters.take()
+	p.mu.Unlock()
+	res := p.clusters.step(n, now)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	res.publish()
+	p.nextStep = now + p.cfg.Clustering.Stride.Nanoseconds()
 	p.open = res.open
 	p.count.approximate += int64(res.approximate)
 	if res.err != nil {
@@ -382,17 +404,24 @@ func (p *spikeSampling) finish() {
 	p.mu.Lock()
 	now := p.clock()
 	p.finished = true
+	p.mu.Unlock()
 	p.step(now)
-	for p.buffer.first != nil {
+	p.decideDue(func() bool { return p.buffer.first != nil }, func() {
 		p.decide(p.buffer.first, earlyShutdown, now)
-	}
+	})
+	p.send()
+	p.mu.Lock()
+	p.report()
+	p.mu.Unlock()
+}
+
+// send hands on what was kept since the last time.
+func (p *spikeSampling) send() {
+	p.mu.Lock()
 	out := p.outbox
 	p.outbox = nil
 	p.mu.Unlock()
 	p.sendAll(out)
-	p.mu.Lock()
-	p.report()
-	p.mu.Unlock()
 }
 
 // sendAll hands kept traces on, in the order of their decisions.
