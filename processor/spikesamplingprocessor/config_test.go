@@ -83,6 +83,7 @@ func TestValidateNamesTheKeyAndTheRemedy(t *testing.T) {
 		{"traces shorter than the wait", func(c *Config) { c.MaxTraceDuration = time.Second }, "max_trace_duration is 1s: set at least decision_wait (30s)"},
 		{"no buffer", func(c *Config) { c.MaxBufferMiB = 0 }, "max_buffer_mib is 0: set 1 to 1048576"},
 		{"absurd buffer", func(c *Config) { c.MaxBufferMiB = 1 << 40 }, "max_buffer_mib is 1099511627776: set 1 to"},
+		{"names cut", func(c *Config) { c.MaxAttributeBytes = 10 }, "max_attribute_bytes is 10: set 0 (nothing is cut) or 256"},
 		{"negative cache", func(c *Config) { c.DecisionCache.SampledCacheSize = -1 }, "decision_cache::sampled_cache_size is -1: set 0"},
 		{"negative drop cache", func(c *Config) { c.DecisionCache.NonSampledCacheSize = -1 }, "decision_cache::non_sampled_cache_size is -1: set 0"},
 		{"quantile as a percentage", func(c *Config) { c.Baseline.Quantile = 99 }, "baseline::quantile is 99: set a number between 0 and 1, such as 0.99"},

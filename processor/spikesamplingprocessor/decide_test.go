@@ -662,7 +662,7 @@ func TestBufferUsageIsAboutWhatTheHeapHolds(t *testing.T) {
 			}
 			held := heap() - before
 			runtime.KeepAlive(h)
-			assert.InEpsilon(t, held, h.p.buffer.bytes, 0.25)
+			assert.InEpsilon(t, held, h.p.buffer.bytes, 0.1)
 			t.Logf("heap %d, counted %d, a trace %d", held, h.p.buffer.bytes, held/int64(40_000/perTrace))
 		})
 	}
@@ -762,7 +762,7 @@ func TestDecisionsUnderPressureAreDeterministic(t *testing.T) {
 func TestIngestDecisionsAndStepsAtTheSameTime(t *testing.T) {
 	h := newHarness(t, func(c *Config) { c.MaxBufferMiB = 1 })
 	h.warm(map[string]float64{"stage.lock": 0.001})
-	start, end := h.clock, h.clock.Add(time.Minute)
+	start := h.clock
 	var now atomic.Int64
 	now.Store(start.UnixNano())
 	h.p.mu.Lock()
@@ -789,15 +789,21 @@ func TestIngestDecisionsAndStepsAtTheSameTime(t *testing.T) {
 			}
 		})
 	}
-	ticked := make(chan struct{})
+	sent, ticked := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ticked)
-		for at := start; at.Before(end); at = at.Add(tickInterval) {
-			now.Store(at.UnixNano())
-			h.p.tick()
+		for {
+			select {
+			case <-sent:
+				return
+			default:
+				now.Add(tickInterval.Nanoseconds())
+				h.p.tick()
+			}
 		}
 	}()
 	senders.Wait()
+	close(sent)
 	<-ticked
 	for range 100 {
 		now.Add(tickInterval.Nanoseconds())

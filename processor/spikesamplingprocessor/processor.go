@@ -86,7 +86,7 @@ func newProcessor(set processor.Settings, cfg *Config, next consumer.Traces) (*s
 		limit: cfg.MaxBufferMiB << 20,
 		now:   time.Now,
 		stop:  make(chan struct{}), done: make(chan struct{}),
-		digests:    sync.Pool{New: func() any { return newDigest(conditionsOf(policies)) }},
+		digests:    sync.Pool{New: func() any { return newDigest(conditionsOf(policies), cfg.MaxAttributeBytes) }},
 		buffer:     newBuffer(),
 		operations: newOperations(cfg.Baseline.MaxSeries),
 		sampled:    newCache[decision](cfg.DecisionCache.SampledCacheSize),
@@ -207,6 +207,7 @@ func (p *spikeSampling) absorb(d *digest) error {
 	now := p.clock()
 	p.count.drop(dropNoTraceID, d.missingTrace)
 	p.count.drop(dropNoSpanID, d.missingSpan)
+	p.count.truncated += int64(d.cutter.cuts)
 	scopes := make([]*scope, len(d.envs))
 	for i := range d.envs {
 		scopes[i] = p.buffer.intern(&d.envs[i])
@@ -309,7 +310,7 @@ func (p *spikeSampling) follow(it *item, late *lateSpans) bool {
 	}
 	k.records = append(k.records, it.record)
 	it.scope.refs++
-	n := len(it.bytes) + recordOverhead
+	n := allocated(cap(it.bytes)) + lateOverhead
 	k.bytes += n
 	p.buffer.bytes += n
 	return true

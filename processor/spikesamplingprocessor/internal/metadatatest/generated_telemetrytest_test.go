@@ -20,6 +20,7 @@ func TestSetupTelemetry(t *testing.T) {
 	require.NoError(t, err)
 	defer tb.Shutdown()
 	tb.ProcessorSpikeSamplingApproximateSteps.Add(context.Background(), 1)
+	tb.ProcessorSpikeSamplingAttributesTruncated.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingBaselineSeries.Record(context.Background(), 1)
 	tb.ProcessorSpikeSamplingBufferLimit.Record(context.Background(), 1)
 	tb.ProcessorSpikeSamplingBufferUsage.Record(context.Background(), 1)
@@ -36,6 +37,9 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ProcessorSpikeSamplingTracesLimited.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingTracesUnweighted.Add(context.Background(), 1)
 	AssertEqualProcessorSpikeSamplingApproximateSteps(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualProcessorSpikeSamplingAttributesTruncated(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualProcessorSpikeSamplingBaselineSeries(t, testTel,
