@@ -38,6 +38,9 @@ type Config struct {
 	Clustering    ClusteringConfig    `mapstructure:"clustering"`
 	// Policies say what is kept: a trace that any of them matches.
 	Policies []PolicyConfig `mapstructure:"policies"`
+	// Storage is the id of a storage extension, such as file_storage: the baseline
+	// and kept traces outlive the process there.
+	Storage *component.ID `mapstructure:"storage"`
 	// DryRun keeps every trace and says on it what would have been decided.
 	DryRun bool `mapstructure:"dry_run"`
 

@@ -37,6 +37,7 @@ var (
 // all the sending, so none of these, nor a slow next component, keeps
 // ConsumeTraces waiting.
 type spikeSampling struct {
+	id        component.ID
 	cfg       *Config
 	next      consumer.Traces
 	logger    *zap.Logger
@@ -50,6 +51,7 @@ type spikeSampling struct {
 	stop      chan struct{}
 	done      chan struct{}
 	digests   sync.Pool
+	memory    *memory // nil without a storage extension
 
 	mu          sync.Mutex
 	started     bool
@@ -70,6 +72,7 @@ type spikeSampling struct {
 	lastError   time.Time // when the log last told of an error downstream
 	// when it last told of a condition that could not be evaluated
 	lastConditionError time.Time
+	lastStorageError   time.Time // the deciding goroutine's
 }
 
 func newProcessor(set processor.Settings, cfg *Config, next consumer.Traces) (*spikeSampling, error) {
@@ -82,7 +85,7 @@ func newProcessor(set processor.Settings, cfg *Config, next consumer.Traces) (*s
 		return nil, fmt.Errorf("spike_sampling: setting up its metrics: %w", err)
 	}
 	p := &spikeSampling{
-		cfg: cfg, next: next, logger: set.Logger, telemetry: telemetry, policies: policies,
+		id: set.ID, cfg: cfg, next: next, logger: set.Logger, telemetry: telemetry, policies: policies,
 		limit: cfg.MaxBufferMiB << 20,
 		now:   time.Now,
 		stop:  make(chan struct{}), done: make(chan struct{}),
@@ -103,7 +106,12 @@ func (*spikeSampling) Capabilities() consumer.Capabilities {
 }
 
 // Start implements component.Component.
-func (p *spikeSampling) Start(context.Context, component.Host) error {
+func (p *spikeSampling) Start(ctx context.Context, host component.Host) error {
+	memory, err := openMemory(ctx, host, p.cfg.Storage, p.id)
+	if err != nil {
+		return err
+	}
+	p.memory = memory
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	start := p.now()
@@ -112,6 +120,7 @@ func (p *spikeSampling) Start(context.Context, component.Host) error {
 		Quantile: b.Quantile, Factor: b.Factor, Window: b.Window, MinSamples: b.MinSamples,
 		MinExcess: b.MinExcess.Seconds(), FallbackThreshold: b.FallbackThreshold.Seconds(), MaxSeries: b.MaxSeries,
 	}, start)
+	p.restore(ctx, start)
 	p.clusters = newClusters(p.cfg.Clustering, start.UnixNano())
 	p.lastTick = start.UnixNano()
 	p.nextStep = p.lastTick + p.cfg.Clustering.Stride.Nanoseconds()
@@ -123,6 +132,7 @@ func (p *spikeSampling) Start(context.Context, component.Host) error {
 
 func (p *spikeSampling) run() {
 	defer close(p.done)
+	p.resend()
 	ticks := p.ticks
 	if ticks == nil {
 		t := time.NewTicker(tickInterval)
@@ -156,14 +166,15 @@ func (p *spikeSampling) Shutdown(ctx context.Context) error {
 		return nil
 	}
 	close(p.stop)
+	var err error
 	select {
 	case <-p.done:
-		return nil
 	case <-ctx.Done():
 		p.cancel() // the next component's call ends, the rest is counted as lost
 		<-p.done
-		return fmt.Errorf("spike_sampling: kept traces were lost at shutdown: %w", ctx.Err())
+		err = fmt.Errorf("spike_sampling: kept traces were lost at shutdown: %w", ctx.Err())
 	}
+	return errors.Join(err, p.memory.close(context.WithoutCancel(ctx)))
 }
 
 // ConsumeTraces implements consumer.Traces. It returns an error, and takes
@@ -343,6 +354,7 @@ func (p *spikeSampling) tick() {
 		p.mu.Unlock()
 	}
 	p.send()
+	p.save(time.Unix(0, now), false)
 }
 
 // decisionsAtOnce is the number of decisions after which spans that wait to be
@@ -411,6 +423,7 @@ func (p *spikeSampling) finish() {
 		p.decide(p.buffer.first, earlyShutdown, now)
 	})
 	p.send()
+	p.save(time.Unix(0, now), true)
 	p.mu.Lock()
 	p.report()
 	p.mu.Unlock()
@@ -422,7 +435,11 @@ func (p *spikeSampling) send() {
 	out := p.outbox
 	p.outbox = nil
 	p.mu.Unlock()
+	p.record(out)
 	p.sendAll(out)
+	if len(out) > 0 {
+		p.sent()
+	}
 }
 
 // sendAll hands kept traces on, in the order of their decisions.
@@ -437,17 +454,26 @@ func (p *spikeSampling) sendAll(out []*keptTrace) {
 		}
 		p.mu.Lock()
 		p.count.drop(dropMalformed, malformed)
+		p.mu.Unlock()
 		if err != nil {
-			p.count.downstreamErrors++
-			p.count.drop(dropDownstream, len(k.records)-malformed)
-			if now := p.now(); now.Sub(p.lastError) >= errorInterval {
-				p.lastError = now
-				p.logger.Error("The next component refused a kept trace; it is lost. Put a sending queue behind this processor", zap.Error(err))
-			}
+			p.refused(err, len(k.records)-malformed)
 		}
+		p.mu.Lock()
 		p.outboxBytes -= k.bytes
 		p.buffer.free(k.records, k.bytes)
 		p.mu.Unlock()
+	}
+}
+
+// refused counts and logs that the next component did not take a kept trace.
+func (p *spikeSampling) refused(err error, spans int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.count.downstreamErrors++
+	p.count.drop(dropDownstream, spans)
+	if now := p.now(); now.Sub(p.lastError) >= errorInterval {
+		p.lastError = now
+		p.logger.Error("The next component refused a kept trace; it is lost. Put a sending queue behind this processor", zap.Error(err))
 	}
 }
 

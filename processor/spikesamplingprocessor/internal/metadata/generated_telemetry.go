@@ -38,10 +38,12 @@ type TelemetryBuilder struct {
 	ProcessorSpikeSamplingSpansDropped        metric.Int64Counter
 	ProcessorSpikeSamplingSpansLate           metric.Int64Counter
 	ProcessorSpikeSamplingStepDuration        metric.Float64Histogram
+	ProcessorSpikeSamplingStorageErrors       metric.Int64Counter
 	ProcessorSpikeSamplingTracesBuffered      metric.Int64Gauge
 	ProcessorSpikeSamplingTracesDecided       metric.Int64Counter
 	ProcessorSpikeSamplingTracesDecidedEarly  metric.Int64Counter
 	ProcessorSpikeSamplingTracesLimited       metric.Int64Counter
+	ProcessorSpikeSamplingTracesLostAtRestart metric.Int64Counter
 	ProcessorSpikeSamplingTracesUnweighted    metric.Int64Counter
 }
 
@@ -148,6 +150,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		metric.WithExplicitBucketBoundaries([]float64{0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3}...),
 	)
 	errs = errors.Join(errs, err)
+	builder.ProcessorSpikeSamplingStorageErrors, err = builder.meter.Int64Counter(
+		"otelcol_processor_spike_sampling_storage_errors",
+		metric.WithDescription("Errors of the storage extension. [Development]"),
+		metric.WithUnit("{errors}"),
+	)
+	errs = errors.Join(errs, err)
 	builder.ProcessorSpikeSamplingTracesBuffered, err = builder.meter.Int64Gauge(
 		"otelcol_processor_spike_sampling_traces_buffered",
 		metric.WithDescription("Undecided traces. [Development]"),
@@ -169,6 +177,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	builder.ProcessorSpikeSamplingTracesLimited, err = builder.meter.Int64Counter(
 		"otelcol_processor_spike_sampling_traces_limited",
 		metric.WithDescription("Traces that a policy matched but, by its rate or the bound of their cluster, did not keep, nor another policy. Kept ones stand for them. [Development]"),
+		metric.WithUnit("{traces}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ProcessorSpikeSamplingTracesLostAtRestart, err = builder.meter.Int64Counter(
+		"otelcol_processor_spike_sampling_traces_lost_at_restart",
+		metric.WithDescription("Undecided traces that the last process held when it ended without a shutdown, as it had counted them; needs a storage extension. [Development]"),
 		metric.WithUnit("{traces}"),
 	)
 	errs = errors.Join(errs, err)
