@@ -114,6 +114,15 @@ func (p *spikeSampling) Start(ctx context.Context, host component.Host) error {
 	p.memory = memory
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.begin(ctx)
+	p.started = true
+	p.telemetry.ProcessorSpikeSamplingBufferLimit.Record(p.ctx, int64(p.limit))
+	go p.run()
+	return nil
+}
+
+// begin sets up what depends on the time.
+func (p *spikeSampling) begin(ctx context.Context) {
 	start := p.now()
 	b := p.cfg.Baseline
 	p.baseline = baseline.New(baseline.Config{
@@ -124,10 +133,6 @@ func (p *spikeSampling) Start(ctx context.Context, host component.Host) error {
 	p.clusters = newClusters(p.cfg.Clustering, start.UnixNano())
 	p.lastTick = start.UnixNano()
 	p.nextStep = p.lastTick + p.cfg.Clustering.Stride.Nanoseconds()
-	p.started = true
-	p.telemetry.ProcessorSpikeSamplingBufferLimit.Record(p.ctx, int64(p.limit))
-	go p.run()
-	return nil
 }
 
 func (p *spikeSampling) run() {
