@@ -15,7 +15,7 @@ import (
 	"github.com/DataDog/sketches-go/ddsketch/store"
 )
 
-// ErrDamaged: what was saved cannot be read back.
+// ErrDamaged says that what was saved cannot be read back.
 var ErrDamaged = errors.New("saved baseline is damaged")
 
 // Key names a group.

@@ -1,9 +1,9 @@
 package spikesamplingprocessor
 
 import (
-	"fmt"
 	"math"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -136,7 +136,7 @@ func TestValidateNamesTheKeyAndTheRemedy(t *testing.T) {
 		{"no attribute", func(c *Config) { c.Policies[0] = PolicyConfig{Name: "x", Type: MustKeep, MustKeep: &MustKeepConfig{}} }, "must_keep::attribute is empty"},
 		{"too many policies", func(c *Config) {
 			for i := range maxPolicies {
-				c.Policies = append(c.Policies, PolicyConfig{Name: fmt.Sprint(i), Type: Spike})
+				c.Policies = append(c.Policies, PolicyConfig{Name: strconv.Itoa(i), Type: Spike})
 			}
 		}, "policies has 65 policies: list at most 64"},
 		{"no percentage", func(c *Config) { c.Policies[0] = PolicyConfig{Name: "x", Type: Probabilistic} }, "probabilistic::sampling_percentage is missing"},
