@@ -45,12 +45,13 @@ func (p *spikeSampling) decide(tr *trace, early string, now int64) {
 		p.buffer.free(tr.records, tr.bytes)
 		return
 	}
-	p.enqueue(k)
+	kept := k // most are dropped: only what is kept goes to the heap
+	p.enqueue(&kept)
 }
 
 // conclude takes the trace out of the buffer and judges it. Its bytes stay
 // charged.
-func (p *spikeSampling) conclude(tr *trace, early string, now int64) *keptTrace {
+func (p *spikeSampling) conclude(tr *trace, early string, now int64) keptTrace {
 	p.buffer.remove(tr)
 	measured := tr.measured()
 	for service := range measured {
@@ -80,7 +81,7 @@ func (p *spikeSampling) conclude(tr *trace, early string, now int64) *keptTrace 
 	if d.keep && cl != nil {
 		cl.kept++
 	}
-	k := &keptTrace{decision: d, records: tr.records, bytes: tr.bytes, top: top}
+	k := keptTrace{decision: d, records: tr.records, bytes: tr.bytes, top: top}
 	if cl != nil {
 		mark := cl.mark
 		mark.traces = cl.traces

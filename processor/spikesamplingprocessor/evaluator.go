@@ -111,7 +111,7 @@ func (e *Evaluator) EvaluateWithThreshold(_ context.Context, id pcommon.TraceID,
 	if !k.keep {
 		return samplingpolicy.NotSampled, sampling.NeverSampleThreshold, nil
 	}
-	p.annotate(k, nodesOf(data.ReceivedBatches, tr))
+	p.annotate(&k, nodesOf(data.ReceivedBatches, tr))
 	return samplingpolicy.Sampled, k.threshold, nil
 }
 
