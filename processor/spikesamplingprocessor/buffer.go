@@ -86,6 +86,7 @@ type buffer struct {
 	due         dueHeap
 	first, last *trace // by arrival
 	seq         uint64
+	spans       int // of the traces
 	bytes       int // of traces, what is interned for them, and the outbox
 	resources   map[string]*resource
 	scopes      map[string]*scope
@@ -176,6 +177,7 @@ func (b *buffer) add(tr *trace, rec record) bool {
 		b.charge(tr, len(tr.records)*indexOverhead)
 	}
 	rec.scope.refs++
+	b.spans++
 	tr.roles |= rec.role
 	return true
 }
@@ -241,6 +243,7 @@ func (b *buffer) setDue(tr *trace, due int64) {
 // remove takes the trace out. Its bytes stay charged until free.
 func (b *buffer) remove(tr *trace) {
 	delete(b.traces, tr.id)
+	b.spans -= len(tr.records)
 	heap.Remove(&b.due, tr.heapIndex)
 	if tr.prev != nil {
 		tr.prev.next = tr.next

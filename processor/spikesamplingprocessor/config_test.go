@@ -21,6 +21,7 @@ func TestLoadConfig(t *testing.T) {
 		change(c)
 		return c
 	}
+	storage := component.MustNewIDWithName("file_storage", "spikes")
 	tests := []struct {
 		id   component.ID
 		want *Config
@@ -42,8 +43,15 @@ func TestLoadConfig(t *testing.T) {
 				{Name: "incidents", Type: Spike, Spike: &SpikeConfig{KeepLone: false, MaxTracesPerCluster: 10}},
 				{Name: "errors", Type: StatusCode, StatusCode: &StatusCodeConfig{StatusCodes: []string{"ERROR"}}},
 				{Name: "sample", Type: Probabilistic, Probabilistic: &ProbabilisticConfig{SamplingPercentage: 0.5}},
+				{Name: "objective", Type: OTTLCondition, MaxTracesPerSecond: 20, OTTLCondition: &OTTLConfig{
+					Span: []string{`attributes["ttft"] > 2.0`}, SpanEvent: []string{`name == "exception"`},
+				}},
+				{Name: "asked", Type: MustKeep, MustKeep: &MustKeepConfig{Attribute: "must_keep", Values: []string{"gold"}}},
+				{Name: "health", Type: Drop, Drop: &OTTLConfig{Span: []string{`attributes["url.path"] == "/health"`}}},
 			},
-			DryRun: true,
+			MaxAttributeBytes: 4096,
+			Storage:           &storage,
+			DryRun:            true,
 		}},
 		{component.NewIDWithName(metadata.Type, "short"), with(func(c *Config) {
 			c.Policies = []PolicyConfig{

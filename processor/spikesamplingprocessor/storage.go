@@ -190,10 +190,7 @@ func (p *spikeSampling) record(out []*keptTrace) {
 		return
 	}
 	p.mu.Lock()
-	count := undecided{Traces: len(p.buffer.traces), At: p.now()}
-	for _, tr := range p.buffer.traces {
-		count.Spans += len(tr.records)
-	}
+	count := undecided{Traces: len(p.buffer.traces), Spans: p.buffer.spans, At: p.now()}
 	for _, k := range p.outbox { // decided since, and not written yet
 		count.Traces++
 		count.Spans += len(k.records)

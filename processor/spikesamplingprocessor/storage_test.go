@@ -149,6 +149,7 @@ func TestKilledInTheMidstOfSendingNoKeptTraceIsLostAndTheUndecidedAreCounted(t *
 	}
 	assert.Len(t, got, crashKept)
 	assert.Equal(t, map[string]int64{"": crashUndecided}, h.sum("traces_lost_at_restart", "reason"))
+	assert.Equal(t, crashUndecided, h.p.memory.undecided.Spans)
 
 	require.NoError(t, h.p.Shutdown(context.Background()))
 	again := newHarnessOn(t, withStorage, newHost(t, dir))
