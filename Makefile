@@ -5,7 +5,7 @@ TOOLS   := go tool -modfile=internal/tools/go.mod
 OCB     := $(TOOLS) builder --ldflags="-s -w"
 # Programs that only tests run are built outside the tree, so that they outlive `git clean`.
 BACKENDS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ebpfllm/backends
-SOURCES  := builder-config.yaml go.mod go.sum $(shell find bpf cmd internal processor receiver -name '*.go' ! -name '*_test.go' -o -name '*.o')
+SOURCES  := builder-config.yaml go.mod go.sum $(shell find bpf cmd extension internal processor receiver -name '*.go' ! -name '*_test.go' -o -name '*.o')
 # What `make test` tests; e.g. make test PKGS=./internal/assemble/... TESTFLAGS='-run Chunk -v'
 PKGS      := ./...
 TESTFLAGS :=

@@ -99,6 +99,7 @@ type Group struct {
 	series map[string]*Series
 	elem   *list.Element
 	kids   int // groups that have this one as parent
+	saved  int // state when it was last saved
 }
 
 // New returns an empty book whose first slice begins at start.

@@ -80,22 +80,27 @@ func (p *spikeSampling) assemble(k *keptTrace) (_ ptrace.Traces, malformed int) 
 		nodes = append(nodes, node{Span: span, record: rec})
 	}
 	place(nodes)
+	if !p.cfg.DryRun {
+		weigh(k, nodes)
+	}
 	p.annotate(k, nodes)
 	return td, malformed
 }
 
-// annotate writes the decision on the trace.
-func (p *spikeSampling) annotate(k *keptTrace, nodes []node) {
-	if !p.cfg.DryRun {
-		for i := range nodes {
-			ts := nodes[i].TraceState()
-			if k.guessed {
-				ts.FromRaw(withoutThreshold(ts.AsRaw()))
-			} else {
-				ts.FromRaw(withThreshold(ts.AsRaw(), k.threshold))
-			}
+// weigh writes into each span's tracestate with which probability it was kept.
+func weigh(k *keptTrace, nodes []node) {
+	for i := range nodes {
+		ts := nodes[i].TraceState()
+		if k.guessed {
+			ts.FromRaw(withoutThreshold(ts.AsRaw()))
+		} else {
+			ts.FromRaw(withThreshold(ts.AsRaw(), k.threshold))
 		}
 	}
+}
+
+// annotate writes the decision on the trace.
+func (p *spikeSampling) annotate(k *keptTrace, nodes []node) {
 	var cause rootcause.Finding
 	if k.top != nil {
 		cause = rootcause.Explain(evidence(k.top, nodes))

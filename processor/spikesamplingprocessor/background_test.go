@@ -19,7 +19,7 @@ func steady(t *testing.T, c *clusters, from, until time.Duration, perSecond int)
 		for range perSecond {
 			c.add(lockKey, features{at: at(now + time.Duration(rng.Int64N(int64(time.Second)))), ratio: 4 + rng.Float64()})
 		}
-		res := c.step(at(now + time.Second))
+		res := stepNow(c, at(now+time.Second))
 		require.NoError(t, res.err)
 		open = res.open
 	}
@@ -61,7 +61,7 @@ func TestBurstsAreFoundFromTheStart(t *testing.T) {
 			c.add(lockKey, features{at: at(now + 2500*time.Millisecond), ratio: 10})
 		}
 		for s := range 4 {
-			c.step(at(now + time.Duration(s)*time.Second))
+			stepNow(c, at(now+time.Duration(s)*time.Second))
 		}
 		for _, pt := range burst {
 			require.NotNil(t, pt.cluster, "burst %d", i)
@@ -101,7 +101,7 @@ func TestMinSamplesFallsLate(t *testing.T) {
 	lowered := time.Duration(0)
 	for now := 2 * time.Minute; lowered == 0 && now < 20*time.Minute; now += time.Second {
 		c.add(lockKey, features{at: at(now), ratio: 4}) // one a second instead of four
-		c.step(at(now + time.Second))
+		stepNow(c, at(now+time.Second))
 		bound := dbscan.PoissonMinSamples(p.background.perSlice() / 10 * 1.6)
 		require.GreaterOrEqual(t, c.minSamples(p), bound, "never below the bound")
 		if c.minSamples(p) < high {

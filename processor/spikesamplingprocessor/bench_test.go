@@ -1,7 +1,9 @@
 package spikesamplingprocessor
 
 import (
+	"context"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -94,7 +96,7 @@ func BenchmarkStep(b *testing.B) {
 			}
 		}
 		now += time.Second
-		if res := c.step(at(now)); res.err != nil {
+		if res := stepNow(c, at(now)); res.err != nil {
 			b.Fatal(res.err)
 		}
 	}
@@ -105,4 +107,76 @@ func BenchmarkStep(b *testing.B) {
 	for b.Loop() {
 		step()
 	}
+}
+
+// Batches are taken in while one partition steps that has as many spikes as are
+// clustered; what is reported is how long ConsumeTraces took, how long the steps
+// took, and how long of that they held the lock.
+func BenchmarkIngestDuringSteps(b *testing.B) {
+	h := newHarness(b, func(c *Config) { c.MaxBufferMiB = 4096 })
+	rng := rand.New(rand.NewPCG(1, 1))
+	add := func(from time.Duration, n int) {
+		for range n {
+			h.p.clusters.add(lockKey, features{at: at(from + time.Duration(rng.Int64N(int64(time.Second)))), ratio: 2 + 20*rng.Float64()})
+		}
+	}
+	const perSecond = maxPartition/60 - 1
+	now := time.Duration(0)
+	for range 60 {
+		add(now, perSecond)
+		now += time.Second
+		h.p.step(at(now))
+	}
+	var steps, locked []time.Duration
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			h.p.mu.Lock()
+			add(now, perSecond)
+			h.p.mu.Unlock()
+			now += time.Second
+			h.p.mu.Lock()
+			begin := time.Now()
+			n := h.p.clusters.take()
+			held := time.Since(begin)
+			h.p.mu.Unlock()
+			begin = time.Now()
+			res := h.p.clusters.step(n, at(now))
+			steps = append(steps, time.Since(begin))
+			h.p.mu.Lock()
+			begin = time.Now()
+			res.publish()
+			locked = append(locked, held+time.Since(begin))
+			h.p.mu.Unlock()
+		}
+	}()
+	var took []time.Duration
+	for i := uint64(0); b.Loop(); i++ {
+		td := makeTraces(i, app("a",
+			span{id: 1, parent: 9, to: 1}, span{id: 2, parent: 1, to: 1}, span{id: 3, parent: 2, to: 1}, span{id: 4, parent: 3, to: 1},
+			span{id: 5, parent: 4, to: 1}, span{id: 6, parent: 5, to: 1}, span{id: 7, parent: 6, to: 1}, span{id: 8, parent: 7, to: 1}))
+		begin := time.Now()
+		if err := h.p.ConsumeTraces(context.Background(), td); err != nil {
+			b.Fatal(err)
+		}
+		took = append(took, time.Since(begin))
+	}
+	close(stop)
+	<-stopped
+	for _, d := range [][]time.Duration{took, steps, locked} {
+		slices.Sort(d)
+	}
+	b.ReportMetric(float64(took[len(took)/2].Nanoseconds())/1e3, "p50-us")
+	b.ReportMetric(float64(took[len(took)*999/1000].Nanoseconds())/1e3, "p99.9-us")
+	b.ReportMetric(float64(steps[len(steps)/2].Nanoseconds())/1e3, "step-us")
+	b.ReportMetric(float64(locked[len(locked)/2].Nanoseconds())/1e3, "step-locked-us")
+	h.p.mu.Lock()
+	h.p.buffer = newBuffer()
+	h.p.mu.Unlock()
 }

@@ -59,16 +59,23 @@ type stall struct {
 	duration int64
 }
 
-// What a trace, a record and an interned string cost beyond their own bytes:
-// the structs, the map entries and the allocator's rounding (about an eighth).
-const (
-	traceOverhead  = int(unsafe.Sizeof(trace{})) + 64
-	recordOverhead = int(unsafe.Sizeof(record{})) + 32
-	internOverhead = 160
-	spikeOverhead  = 400
-	stallOverhead  = int(unsafe.Sizeof(stall{}))
-	indexOverhead  = 24 // a span's entry in index
+// What a trace, a record and an interned string take of the heap beyond their
+// own bytes. An entry of a map is its key and value and a half more, since maps
+// are two thirds full on average.
+var (
+	traceOverhead  = allocated(int(unsafe.Sizeof(trace{}))) + mapEntry(unsafe.Sizeof(pcommon.TraceID{}), 8) + 12
+	recordSize     = int(unsafe.Sizeof(record{}))
+	spikeOverhead  = allocated(int(unsafe.Sizeof(spike{}))) + allocated(int(unsafe.Sizeof(point{}))) + pointInWindow + 16
+	stallSize      = int(unsafe.Sizeof(stall{}))
+	indexOverhead  = mapEntry(unsafe.Sizeof(pcommon.SpanID{}), 4)
+	lateOverhead   = recordSize + recordSize/4                                // one in a slice that grows by doubling
+	internOverhead = allocated(int(unsafe.Sizeof(scope{}))) + mapEntry(16, 8) // a resource is no larger
 )
+
+// pointInWindow is what a spike takes in its partition and its window.
+const pointInWindow = 200
+
+func mapEntry(key, value uintptr) int { return int(key+value+1) * 3 / 2 }
 
 // manySpans is the size from which a trace's spans are found by a map.
 const manySpans = 64
@@ -79,6 +86,7 @@ type buffer struct {
 	due         dueHeap
 	first, last *trace // by arrival
 	seq         uint64
+	spans       int // of the traces
 	bytes       int // of traces, what is interned for them, and the outbox
 	resources   map[string]*resource
 	scopes      map[string]*scope
@@ -101,11 +109,11 @@ func (b *buffer) intern(e *env) *scope {
 	if !ok {
 		r = &resource{bytes: e.resource, service: e.service}
 		b.resources[e.resource] = r
-		b.bytes += len(r.bytes) + internOverhead
+		b.bytes += allocated(len(r.bytes)) + internOverhead
 	}
 	s := &scope{resource: r, bytes: e.scope, kernel: e.kernel}
 	b.scopes[e.scope] = s
-	b.bytes += len(s.bytes) + internOverhead
+	b.bytes += allocated(len(s.bytes)) + internOverhead
 	r.refs++
 	return s
 }
@@ -116,10 +124,10 @@ func (b *buffer) release(s *scope) {
 		return
 	}
 	delete(b.scopes, s.bytes)
-	b.bytes -= len(s.bytes) + internOverhead
+	b.bytes -= allocated(len(s.bytes)) + internOverhead
 	if s.resource.refs--; s.resource.refs == 0 {
 		delete(b.resources, s.resource.bytes)
-		b.bytes -= len(s.resource.bytes) + internOverhead
+		b.bytes -= allocated(len(s.resource.bytes)) + internOverhead
 	}
 }
 
@@ -155,8 +163,9 @@ func (b *buffer) add(tr *trace, rec record) bool {
 			return false
 		}
 	}
+	room := cap(tr.records)
 	tr.records = append(tr.records, rec)
-	b.charge(tr, len(rec.bytes)+len(rec.bytes)/8+recordOverhead)
+	b.charge(tr, allocated(cap(rec.bytes))+(cap(tr.records)-room)*recordSize)
 	if tr.index != nil {
 		tr.note(len(tr.records) - 1)
 		b.charge(tr, indexOverhead)
@@ -168,6 +177,7 @@ func (b *buffer) add(tr *trace, rec record) bool {
 		b.charge(tr, len(tr.records)*indexOverhead)
 	}
 	rec.scope.refs++
+	b.spans++
 	tr.roles |= rec.role
 	return true
 }
@@ -204,8 +214,9 @@ func (b *buffer) noteStall(tr *trace, s stall) {
 		}
 	}
 	if len(tr.stalls) < maxStalls {
+		room := cap(tr.stalls)
 		tr.stalls = append(tr.stalls, s)
-		b.charge(tr, stallOverhead)
+		b.charge(tr, (cap(tr.stalls)-room)*stallSize)
 	}
 }
 
@@ -232,6 +243,7 @@ func (b *buffer) setDue(tr *trace, due int64) {
 // remove takes the trace out. Its bytes stay charged until free.
 func (b *buffer) remove(tr *trace) {
 	delete(b.traces, tr.id)
+	b.spans -= len(tr.records)
 	heap.Remove(&b.due, tr.heapIndex)
 	if tr.prev != nil {
 		tr.prev.next = tr.next
@@ -338,8 +350,9 @@ func (r *record) entry() bool {
 }
 
 // ownRootWait is how long after its span a trace that the receiver opened itself
-// is decided, at most: nobody else knows its id.
-const ownRootWait = int64(time.Second)
+// is decided, at most: nobody else knows its id. With a tick more, the trace is out
+// within a second of its end.
+const ownRootWait = int64(800 * time.Millisecond)
 
 // rootWait returns how long to wait after the last local root. Of a trace that
 // was dropped nothing is left to wait for.

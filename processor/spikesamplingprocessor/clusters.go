@@ -35,10 +35,17 @@ func (c *clusters) partitionOf(service, operation string, kind *seriesKind) part
 
 // point is a spike among those that are clustered.
 type point struct {
+	key partitionKey
 	features
-	cluster *cluster // nil until it belongs to one; what was decided stays
-	core    bool     // when it was last in a cluster
+
+	// Under the processor's lock:
+	cluster *cluster // as of the last step, nil if it belongs to none; what was decided stays
 	final   bool     // its trace was decided
+
+	// The step's:
+	in      *cluster
+	core    bool // when it was last in a cluster
+	settled bool // final, as of the step's beginning
 }
 
 // partition is the sliding window over the spikes of one series.
@@ -55,7 +62,16 @@ type partition struct {
 }
 
 // clusters finds out which spikes belong together.
+//
+// A step takes its time, and the processor does not stand still for it: under
+// the processor's lock spikes are added and settled, and what a step found is
+// published; the step itself works on what is its own.
 type clusters struct {
+	// Under the processor's lock:
+	arrived []*point // since the last step
+	decided []*point // settled since the last step
+
+	// The step's:
 	cfg        ClusteringConfig
 	axes       axes
 	pause      int64         // ns: the longest between clusters of one incident
@@ -85,34 +101,59 @@ func (c *clusters) newWindow() *dbscan.Window {
 	return dbscan.NewWindow(len(c.axes.axes), width, c.cfg.Eps, c.cfg.MinSamples)
 }
 
-// add puts a spike into its partition's window.
+// add lets the next step know of a spike.
 func (c *clusters) add(key partitionKey, f features) *point {
-	pt := &point{features: f}
-	p, ok := c.partitions[key]
+	pt := &point{key: key, features: f}
+	// Those that are too many say so when they find their partition full; this
+	// only bounds the memory until then.
+	if len(c.arrived) <= maxPoints {
+		c.arrived = append(c.arrived, pt)
+	}
+	return pt
+}
+
+// settle notes that the spike's trace was decided: its cluster stays.
+func (c *clusters) settle(pt *point) {
+	pt.final = true
+	c.decided = append(c.decided, pt)
+}
+
+// news is what a step has to know of what happened since the last.
+type news struct{ arrived, decided []*point }
+
+// take returns the news, under the lock.
+func (c *clusters) take() news {
+	n := news{c.arrived, c.decided}
+	c.arrived, c.decided = nil, nil
+	return n
+}
+
+// insert puts a spike into its partition's window.
+func (c *clusters) insert(pt *point) {
+	p, ok := c.partitions[pt.key]
 	if !ok {
 		if len(c.partitions) >= maxPartitions {
-			return pt
+			return
 		}
-		p = &partition{key: key, window: c.newWindow(), points: map[uint64]*point{}}
-		c.partitions[key] = p
+		p = &partition{key: pt.key, window: c.newWindow(), points: map[uint64]*point{}}
+		c.partitions[pt.key] = p
 		c.order = append(c.order, p)
 	}
 	if len(p.points) >= maxPartition || c.points >= maxPoints {
 		p.over = true
-		return pt
+		return
 	}
 	p.nextID++
-	c.scratch = c.axes.place(c.scratch[:0], f)
+	c.scratch = c.axes.place(c.scratch[:0], pt.features)
 	if err := p.window.Add(p.nextID, c.scratch); err != nil {
 		// Older than the window: nothing it could be a neighbour of is left.
 		if !errors.Is(err, dbscan.ErrExpired) {
 			p.over = true
 		}
-		return pt
+		return
 	}
 	p.points[p.nextID] = pt
 	c.points++
-	return pt
 }
 
 // stepResult is what a step found.
@@ -123,10 +164,31 @@ type stepResult struct {
 	incidents   int // incidents that turned out to be one with an older one
 	over        []*cluster
 	err         error
+
+	moved []*point   // that came into a cluster or changed it
+	found []*cluster // all that are there
+}
+
+// publish makes what a step found known to the decisions, under the lock.
+func (res *stepResult) publish() {
+	for _, cl := range res.found {
+		cl.mark = clusterMark{id: cl.id, incident: cl.incident.id, start: cl.start, end: cl.end, size: cl.size}
+	}
+	for _, pt := range res.moved {
+		if pt.cluster == nil || !pt.final { // decided while the step went on
+			pt.cluster = pt.in
+		}
+	}
 }
 
 // step moves all windows to now and labels their spikes.
-func (c *clusters) step(now int64) stepResult {
+func (c *clusters) step(n news, now int64) stepResult {
+	for _, pt := range n.decided {
+		pt.settled = true
+	}
+	for _, pt := range n.arrived {
+		c.insert(pt)
+	}
 	var res stepResult
 	kept := c.order[:0]
 	for _, p := range c.order {
@@ -179,16 +241,18 @@ func (c *clusters) stepPartition(p *partition, now int64, res *stepResult) error
 		}
 		pt.core = l.Core
 		cl := ids[l.Label]
-		if pt.cluster == nil || pt.cluster != cl && !pt.final {
-			if pt.cluster != nil {
-				pt.cluster.size--
+		if pt.in == nil || pt.in != cl && !pt.settled {
+			if pt.in != nil {
+				pt.in.size--
 			}
-			pt.cluster = cl
+			pt.in = cl
+			res.moved = append(res.moved, pt)
 			cl.size++
 			cl.start, cl.end = min(cl.start, pt.at), max(cl.end, pt.at)
 		}
 	}
 	c.close(p, ids, res)
+	res.found = append(res.found, ids...)
 	return nil
 }
 
@@ -260,7 +324,7 @@ func (c *clusters) count(p *partition, now int64) {
 	counts := map[int64]int{}
 	for _, pt := range p.points {
 		i := (pt.at - c.axes.epoch) / slice
-		if pt.cluster == nil || !warm(i) && pt.cluster.end-pt.cluster.start > slice {
+		if pt.in == nil || !warm(i) && pt.in.end-pt.in.start > slice {
 			counts[i]++
 		}
 	}

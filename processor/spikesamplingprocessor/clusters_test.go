@@ -27,7 +27,7 @@ func testClusters() *clusters { return newClusters(defaultConfig().Clustering, a
 func requireForgotten(t *testing.T, c *clusters) {
 	t.Helper()
 	for i := range closeAfter {
-		require.NoError(t, c.step(at(time.Hour+time.Duration(i)*time.Second)).err)
+		require.NoError(t, stepNow(c, at(time.Hour+time.Duration(i)*time.Second)).err)
 	}
 	require.Empty(t, c.partitions)
 	require.Empty(t, c.order)
@@ -79,7 +79,7 @@ func TestSpikesCloseInTimeAndAlikeInSizeAreACluster(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := testClusters()
 			pts := tt.add(c)
-			res := c.step(at(5 * time.Second))
+			res := stepNow(c, at(5*time.Second))
 			require.NoError(t, res.err)
 			assert.Equal(t, tt.want, res.open > 0)
 			for _, pt := range pts {
@@ -95,7 +95,7 @@ func TestAClusterKeepsItsIDWhileItLasts(t *testing.T) {
 	for i := range 300 { // 90 s, longer than the window
 		now := 70*time.Second + time.Duration(i)*300*time.Millisecond
 		pt := c.add(lockKey, features{at: at(now), ratio: 10})
-		c.step(at(now))
+		stepNow(c, at(now))
 		if i > 10 {
 			require.NotNil(t, pt.cluster)
 			ids = append(ids, pt.cluster.id)
@@ -114,22 +114,22 @@ func TestAReleasedIDNeverChanges(t *testing.T) {
 		early = append(early, c.add(lockKey, features{at: at(time.Duration(i) * 100 * time.Millisecond), ratio: 10}))
 		late = append(late, c.add(lockKey, features{at: at(2*time.Second + time.Duration(i)*100*time.Millisecond), ratio: 10}))
 	}
-	c.step(at(3 * time.Second))
+	stepNow(c, at(3*time.Second))
 	first, second := early[0].cluster, late[0].cluster
 	require.NotNil(t, first)
 	require.NotNil(t, second)
 	require.NotEqual(t, first.id, second.id)
-	late[0].final = true // its trace was sent
+	c.settle(late[0]) // its trace was sent
 
 	for i := range 20 { // spikes between the two join them
 		c.add(lockKey, features{at: at(500*time.Millisecond + time.Duration(i)*80*time.Millisecond), ratio: 10})
 	}
-	res := c.step(at(3 * time.Second))
+	res := stepNow(c, at(3*time.Second))
 	assert.Equal(t, 1, res.open)
 	assert.Equal(t, 1, res.merged, "reported")
 	assert.Equal(t, second, late[0].cluster, "what was sent stays")
 	assert.Equal(t, first, late[1].cluster, "what was not goes with the older")
-	res = c.step(at(3500 * time.Millisecond))
+	res = stepNow(c, at(3500*time.Millisecond))
 	assert.LessOrEqual(t, res.merged, 1)
 }
 
@@ -145,7 +145,7 @@ func TestTheBackgroundRaisesMinSamples(t *testing.T) {
 			for range 1 + rng.IntN(3) { // two a second
 				c.add(lockKey, features{at: at(now + time.Duration(rng.IntN(1000))*time.Millisecond), ratio: 4 + rng.Float64()})
 			}
-			c.step(at(now + time.Second))
+			stepNow(c, at(now+time.Second))
 		}
 	}
 	step(70 * time.Second)
@@ -170,10 +170,10 @@ func TestBeyondTheBoundSpikesAreLoneAndTheStepSaysSo(t *testing.T) {
 		c.add(lockKey, features{at: at(0), ratio: 10})
 	}
 	over := c.add(lockKey, features{at: at(0), ratio: 10})
-	res := c.step(at(time.Second))
+	res := stepNow(c, at(time.Second))
 	assert.Equal(t, 1, res.approximate)
 	assert.Nil(t, over.cluster)
-	assert.Zero(t, c.step(at(2*time.Second)).approximate, "said once")
+	assert.Zero(t, stepNow(c, at(2*time.Second)).approximate, "said once")
 }
 
 // Two places a hair too far apart, each with half of the spikes and neither with
@@ -199,10 +199,10 @@ func TestASpikeThatTheWindowHasNotReachedWaitsForIt(t *testing.T) {
 	for range 5 {
 		pts = append(pts, c.add(lockKey, features{at: at(10 * time.Second), ratio: 10}))
 	}
-	require.NoError(t, c.step(at(time.Second)).err)
+	require.NoError(t, stepNow(c, at(time.Second)).err)
 	assert.Nil(t, pts[0].cluster)
 	assert.Equal(t, 5, c.points)
-	require.NoError(t, c.step(at(11*time.Second)).err)
+	require.NoError(t, stepNow(c, at(11*time.Second)).err)
 	for _, pt := range pts {
 		assert.NotNil(t, pt.cluster)
 	}
@@ -212,9 +212,9 @@ func TestASpikeThatTheWindowHasNotReachedWaitsForIt(t *testing.T) {
 func TestASpikeOlderThanTheWindowIsLone(t *testing.T) {
 	c := testClusters()
 	c.add(lockKey, features{at: at(0), ratio: 10})
-	c.step(at(10 * time.Minute))
+	stepNow(c, at(10*time.Minute))
 	pt := c.add(lockKey, features{at: at(0), ratio: 10})
-	res := c.step(at(11 * time.Minute))
+	res := stepNow(c, at(11*time.Minute))
 	require.NoError(t, res.err)
 	assert.Nil(t, pt.cluster)
 	assert.Zero(t, res.approximate)
@@ -233,7 +233,7 @@ func TestTheLargestPartOfAClusterKeepsItsID(t *testing.T) {
 	small := put(6, 70*time.Second, 20*time.Millisecond)
 	put(5, 70600*time.Millisecond, 10*time.Millisecond) // joins the two
 	large := put(12, 71200*time.Millisecond, 20*time.Millisecond)
-	c.step(at(72 * time.Second))
+	stepNow(c, at(72*time.Second))
 	first := small[0].cluster
 	require.NotNil(t, first)
 	require.Equal(t, first, large[0].cluster)
@@ -275,19 +275,19 @@ func TestTheLargerOfTwoClustersKeepsItsID(t *testing.T) {
 	for i := range 9 {
 		large = append(large, c.add(lockKey, features{at: at(72*time.Second + time.Duration(i)*10*time.Millisecond), ratio: 10}))
 	}
-	c.step(at(73 * time.Second))
+	stepNow(c, at(73*time.Second))
 	loser, winner := small[0].cluster, large[0].cluster
 	require.NotEqual(t, loser, winner)
 	for i := range 20 {
 		c.add(lockKey, features{at: at(70500*time.Millisecond + time.Duration(i)*80*time.Millisecond), ratio: 10})
 	}
-	res := c.step(at(74 * time.Second))
+	res := stepNow(c, at(74*time.Second))
 	assert.Equal(t, 1, res.merged)
 	assert.Equal(t, winner, small[0].cluster)
 	assert.Equal(t, 35, winner.size)
 	assert.Zero(t, loser.size)
 	for i := range 4 {
-		res = c.step(at(time.Duration(75+i) * time.Second))
+		res = stepNow(c, at(time.Duration(75+i)*time.Second))
 		assert.Zero(t, res.merged, "said once")
 		assert.Empty(t, res.over, "not a cluster that ended")
 	}
@@ -308,7 +308,7 @@ func TestAClusterMayHideForAMoment(t *testing.T) {
 		now := 71 * time.Second
 		step := func() stepResult {
 			now += time.Second
-			return c.step(at(now))
+			return stepNow(c, at(now))
 		}
 		step()
 		first := pts[0].cluster
@@ -342,7 +342,7 @@ func TestClustersAtOneTimeAreOneIncident(t *testing.T) {
 	b := burst(partitionKey{"engine", "chat", "page_fault"}, 70200*time.Millisecond)
 	d := burst(partitionKey{"engine", "embed", "lock"}, 71400*time.Millisecond) // 0.7 s after b's last
 	e := burst(partitionKey{"api", "embed", "lock"}, 73*time.Second)            // 1.1 s after d's last
-	c.step(at(74 * time.Second))
+	stepNow(c, at(74*time.Second))
 	for _, pt := range []*point{a, b, d, e} {
 		require.NotNil(t, pt.cluster)
 	}
@@ -354,11 +354,11 @@ func TestClustersAtOneTimeAreOneIncident(t *testing.T) {
 
 	// What comes between the two shows that they were one; ids stay.
 	f := burst(partitionKey{"api", "chat", "run_queue"}, 72200*time.Millisecond)
-	res := c.step(at(75 * time.Second))
+	res := stepNow(c, at(75*time.Second))
 	assert.Equal(t, 1, res.incidents)
 	assert.Equal(t, a.cluster.incident, f.cluster.incident)
 	assert.NotEqual(t, a.cluster.incident.id, e.cluster.incident.id)
-	assert.Zero(t, c.step(at(76*time.Second)).incidents, "said once")
+	assert.Zero(t, stepNow(c, at(76*time.Second)).incidents, "said once")
 	requireForgotten(t, c)
 }
 
@@ -405,7 +405,7 @@ func TestClassicalParametersAreExact(t *testing.T) {
 				}
 				c.add(lockKey, f)
 			}
-			res := c.step(at(time.Hour - time.Minute))
+			res := stepNow(c, at(time.Hour-time.Minute))
 			require.NoError(t, res.err)
 			require.Zero(t, res.approximate)
 			p := c.partitions[lockKey]
@@ -451,7 +451,7 @@ func TestStagesAreNeighboursOnlyWhereTheyAreAnAxis(t *testing.T) {
 			kind := []*seriesKind{lock, fault}[i%2]
 			pts = append(pts, c.add(c.partitionOf("svc", "chat", kind), features{at: at(0), ratio: 10, stage: kind.stage}))
 		}
-		c.step(at(time.Second))
+		stepNow(c, at(time.Second))
 		assert.Equal(t, byStage, pts[0].cluster != nil)
 	}
 	c := newClusters(ClusteringConfig{Axes: []AxisConfig{{Name: axisStage, Scale: 1}}}, 0)

@@ -22,19 +22,25 @@ type Config struct {
 	// local root has come.
 	DecisionWait time.Duration `mapstructure:"decision_wait"`
 	// DecisionWaitAfterRootReceived is how long after its last local root a
-	// trace is decided; at most 1s where that root is the receiver's own span.
+	// trace is decided; at most 0.8s where that root is the receiver's own span.
 	DecisionWaitAfterRootReceived time.Duration `mapstructure:"decision_wait_after_root_received"`
 	// MaxTraceDuration bounds how long after its first span a trace is decided,
 	// whatever comes in.
 	MaxTraceDuration time.Duration `mapstructure:"max_trace_duration"`
 	// MaxBufferMiB bounds the memory of undecided traces, in MiB.
 	MaxBufferMiB int `mapstructure:"max_buffer_mib"`
+	// MaxAttributeBytes is the length above which attributes' values are cut; the
+	// span says so. 0 cuts nothing.
+	MaxAttributeBytes int `mapstructure:"max_attribute_bytes"`
 
 	DecisionCache DecisionCacheConfig `mapstructure:"decision_cache"`
 	Baseline      BaselineConfig      `mapstructure:"baseline"`
 	Clustering    ClusteringConfig    `mapstructure:"clustering"`
 	// Policies say what is kept: a trace that any of them matches.
 	Policies []PolicyConfig `mapstructure:"policies"`
+	// Storage is the id of a storage extension, such as file_storage: the baseline
+	// and kept traces outlive the process there.
+	Storage *component.ID `mapstructure:"storage"`
 	// DryRun keeps every trace and says on it what would have been decided.
 	DryRun bool `mapstructure:"dry_run"`
 
@@ -240,6 +246,8 @@ func (c *Config) Validate() error {
 	bad(c.MaxTraceDuration >= c.DecisionWait, "max_trace_duration", c.MaxTraceDuration,
 		fmt.Sprintf("set at least decision_wait (%v)", c.DecisionWait))
 	bad(c.MaxBufferMiB >= 1 && c.MaxBufferMiB <= 1<<20, "max_buffer_mib", c.MaxBufferMiB, "set 1 to 1048576")
+	bad(c.MaxAttributeBytes == 0 || c.MaxAttributeBytes >= minAttributeBytes && c.MaxAttributeBytes <= 1<<30, "max_attribute_bytes", c.MaxAttributeBytes,
+		fmt.Sprintf("set 0 (nothing is cut) or %d to 1073741824: shorter values are names that policies and root causes go by", minAttributeBytes))
 	bad(c.DecisionCache.SampledCacheSize >= 0, "decision_cache::sampled_cache_size", c.DecisionCache.SampledCacheSize, "set 0 (late spans start a new trace) or more")
 	bad(c.DecisionCache.NonSampledCacheSize >= 0, "decision_cache::non_sampled_cache_size", c.DecisionCache.NonSampledCacheSize, "set 0 (late spans start a new trace) or more")
 
@@ -324,6 +332,9 @@ func (c *ClusteringConfig) validateAxes() error {
 	}
 	return errors.Join(errs...)
 }
+
+// minAttributeBytes is the least length of values that may be cut.
+const minAttributeBytes = 256
 
 // maxPolicies is the number of bits in which a trace remembers what conditions its
 // spans met.

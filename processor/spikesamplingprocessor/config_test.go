@@ -1,9 +1,9 @@
 package spikesamplingprocessor
 
 import (
-	"fmt"
 	"math"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -21,6 +21,7 @@ func TestLoadConfig(t *testing.T) {
 		change(c)
 		return c
 	}
+	storage := component.MustNewIDWithName("file_storage", "spikes")
 	tests := []struct {
 		id   component.ID
 		want *Config
@@ -42,8 +43,15 @@ func TestLoadConfig(t *testing.T) {
 				{Name: "incidents", Type: Spike, Spike: &SpikeConfig{KeepLone: false, MaxTracesPerCluster: 10}},
 				{Name: "errors", Type: StatusCode, StatusCode: &StatusCodeConfig{StatusCodes: []string{"ERROR"}}},
 				{Name: "sample", Type: Probabilistic, Probabilistic: &ProbabilisticConfig{SamplingPercentage: 0.5}},
+				{Name: "objective", Type: OTTLCondition, MaxTracesPerSecond: 20, OTTLCondition: &OTTLConfig{
+					Span: []string{`attributes["ttft"] > 2.0`}, SpanEvent: []string{`name == "exception"`},
+				}},
+				{Name: "asked", Type: MustKeep, MustKeep: &MustKeepConfig{Attribute: "must_keep", Values: []string{"gold"}}},
+				{Name: "health", Type: Drop, Drop: &OTTLConfig{Span: []string{`attributes["url.path"] == "/health"`}}},
 			},
-			DryRun: true,
+			MaxAttributeBytes: 4096,
+			Storage:           &storage,
+			DryRun:            true,
 		}},
 		{component.NewIDWithName(metadata.Type, "short"), with(func(c *Config) {
 			c.Policies = []PolicyConfig{
@@ -83,6 +91,7 @@ func TestValidateNamesTheKeyAndTheRemedy(t *testing.T) {
 		{"traces shorter than the wait", func(c *Config) { c.MaxTraceDuration = time.Second }, "max_trace_duration is 1s: set at least decision_wait (30s)"},
 		{"no buffer", func(c *Config) { c.MaxBufferMiB = 0 }, "max_buffer_mib is 0: set 1 to 1048576"},
 		{"absurd buffer", func(c *Config) { c.MaxBufferMiB = 1 << 40 }, "max_buffer_mib is 1099511627776: set 1 to"},
+		{"names cut", func(c *Config) { c.MaxAttributeBytes = 10 }, "max_attribute_bytes is 10: set 0 (nothing is cut) or 256"},
 		{"negative cache", func(c *Config) { c.DecisionCache.SampledCacheSize = -1 }, "decision_cache::sampled_cache_size is -1: set 0"},
 		{"negative drop cache", func(c *Config) { c.DecisionCache.NonSampledCacheSize = -1 }, "decision_cache::non_sampled_cache_size is -1: set 0"},
 		{"quantile as a percentage", func(c *Config) { c.Baseline.Quantile = 99 }, "baseline::quantile is 99: set a number between 0 and 1, such as 0.99"},
@@ -135,7 +144,7 @@ func TestValidateNamesTheKeyAndTheRemedy(t *testing.T) {
 		{"no attribute", func(c *Config) { c.Policies[0] = PolicyConfig{Name: "x", Type: MustKeep, MustKeep: &MustKeepConfig{}} }, "must_keep::attribute is empty"},
 		{"too many policies", func(c *Config) {
 			for i := range maxPolicies {
-				c.Policies = append(c.Policies, PolicyConfig{Name: fmt.Sprint(i), Type: Spike})
+				c.Policies = append(c.Policies, PolicyConfig{Name: strconv.Itoa(i), Type: Spike})
 			}
 		}, "policies has 65 policies: list at most 64"},
 		{"no percentage", func(c *Config) { c.Policies[0] = PolicyConfig{Name: "x", Type: Probabilistic} }, "probabilistic::sampling_percentage is missing"},

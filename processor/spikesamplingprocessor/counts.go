@@ -24,6 +24,7 @@ type counts struct {
 	dropped          map[string]int64
 	limited          map[string]int64
 	unweighted       int64
+	truncated        int64
 	lateKept         int64
 	lateDropped      int64
 	downstreamErrors int64
@@ -93,6 +94,7 @@ func (p *spikeSampling) report() {
 		t.ProcessorSpikeSamplingTracesLimited.Add(ctx, n, with(attribute.String("policy", policy)))
 	}
 	t.ProcessorSpikeSamplingTracesUnweighted.Add(ctx, c.unweighted)
+	t.ProcessorSpikeSamplingAttributesTruncated.Add(ctx, c.truncated)
 	for i := range p.policies {
 		p.reportErrors(p.policies[i].condition)
 	}

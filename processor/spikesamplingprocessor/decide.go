@@ -15,7 +15,7 @@ const (
 	earlyShutdown    = "shutdown"
 )
 
-// keptTrace is a trace on its way out.
+// keptTrace is a decided trace: as a rule one on its way out.
 type keptTrace struct {
 	decision
 	records []record
@@ -35,6 +35,23 @@ type clusterMark struct {
 
 // decide takes the trace out of the buffer and decides about it, once.
 func (p *spikeSampling) decide(tr *trace, early string, now int64) {
+	k := p.conclude(tr, early, now)
+	if k.keep {
+		p.sampled.put(tr.id, k.decision)
+	} else {
+		p.dropped.put(tr.id, k.policy != nil)
+	}
+	if !k.keep && !p.cfg.DryRun {
+		p.buffer.free(tr.records, tr.bytes)
+		return
+	}
+	kept := k // most are dropped: only what is kept goes to the heap
+	p.enqueue(&kept)
+}
+
+// conclude takes the trace out of the buffer and judges it. Its bytes stay
+// charged.
+func (p *spikeSampling) conclude(tr *trace, early string, now int64) keptTrace {
 	p.buffer.remove(tr)
 	measured := tr.measured()
 	for service := range measured {
@@ -64,20 +81,13 @@ func (p *spikeSampling) decide(tr *trace, early string, now int64) {
 	if d.keep && cl != nil {
 		cl.kept++
 	}
-	if d.keep {
-		p.sampled.put(tr.id, d)
-	} else {
-		p.dropped.put(tr.id, d.policy != nil)
-	}
-	if !d.keep && !p.cfg.DryRun {
-		p.buffer.free(tr.records, tr.bytes)
-		return
-	}
-	k := &keptTrace{decision: d, records: tr.records, bytes: tr.bytes, top: top}
+	k := keptTrace{decision: d, records: tr.records, bytes: tr.bytes, top: top}
 	if cl != nil {
-		k.cluster = &clusterMark{id: cl.id, incident: cl.incident.id, start: cl.start, end: cl.end, size: cl.size, traces: cl.traces}
+		mark := cl.mark
+		mark.traces = cl.traces
+		k.cluster = &mark
 	}
-	p.enqueue(k)
+	return k
 }
 
 // spikesOf returns the trace's spikes without those in the duration of an

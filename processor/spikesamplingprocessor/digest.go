@@ -135,6 +135,7 @@ type digest struct {
 	conditions []*condition
 
 	missingTrace, missingSpan int
+	cutter                    cutter
 
 	one       ptrace.Traces // scratch with one resource, scope and span
 	span      ptrace.Span
@@ -142,8 +143,8 @@ type digest struct {
 	marshaler ptrace.ProtoMarshaler
 }
 
-func newDigest(conditions []*condition) *digest {
-	d := &digest{conditions: conditions, one: ptrace.NewTraces(), empty: ptrace.NewTraces()}
+func newDigest(conditions []*condition, maxAttribute int) *digest {
+	d := &digest{conditions: conditions, cutter: cutter{limit: maxAttribute}, one: ptrace.NewTraces(), empty: ptrace.NewTraces()}
 	d.span = d.one.ResourceSpans().AppendEmpty().ScopeSpans().AppendEmpty().Spans().AppendEmpty()
 	d.empty.ResourceSpans().AppendEmpty()
 	return d
@@ -154,7 +155,7 @@ func (d *digest) reset() {
 	clear(d.items)
 	clear(d.envs)
 	d.items, d.envs = d.items[:0], d.envs[:0]
-	d.missingTrace, d.missingSpan = 0, 0
+	d.missingTrace, d.missingSpan, d.cutter.cuts = 0, 0, 0
 	ptrace.NewSpan().MoveTo(d.span)
 }
 
@@ -218,6 +219,7 @@ func (d *digest) takeSpan(span ptrace.Span, envIndex int, match uint64) {
 	if d.envs[envIndex].kernel {
 		d.readKernel(&it, span)
 	}
+	d.cutter.cut(span)
 	span.MoveTo(d.span)
 	it.bytes, _ = d.marshaler.MarshalTraces(d.one)
 	d.items = append(d.items, it)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/component/componenttest"
 	"go.opentelemetry.io/collector/consumer"
 	"go.opentelemetry.io/collector/consumer/consumertest"
@@ -41,29 +42,46 @@ func newHarness(tb testing.TB, change func(*Config)) *harness {
 
 func newHarnessTo(tb testing.TB, change func(*Config), next consumer.Traces) *harness {
 	tb.Helper()
+	return newHarnessOn(tb, change, componenttest.NewNopHost(), next)
+}
+
+// newHarnessOn starts a processor on the host, before a sink if next is left out.
+func newHarnessOn(tb testing.TB, change func(*Config), on component.Host, next ...consumer.Traces) *harness {
+	tb.Helper()
+	if len(next) == 0 {
+		next = append(next, new(consumertest.TracesSink))
+	}
 	cfg := defaultConfig()
 	if change != nil {
 		change(cfg)
 	}
 	require.NoError(tb, cfg.Validate())
 	h := &harness{tb: tb, clock: epoch, telemetry: componenttest.NewTelemetry()}
-	h.sink, _ = next.(*consumertest.TracesSink)
+	h.sink, _ = next[0].(*consumertest.TracesSink)
 	set := processor.Settings{
-		ID:                processortest.NewNopSettings(metadata.Type).ID,
+		ID:                component.NewID(metadata.Type),
 		TelemetrySettings: h.telemetry.NewTelemetrySettings(),
 		BuildInfo:         processortest.NewNopSettings(metadata.Type).BuildInfo,
 	}
-	p, err := newProcessor(set, cfg, next)
+	p, err := newProcessor(set, cfg, next[0])
 	require.NoError(tb, err)
 	p.now = func() time.Time { return h.clock }
 	p.ticks = make(chan time.Time) // never: the test ticks
 	h.p = p
-	require.NoError(tb, p.Start(tb.Context(), componenttest.NewNopHost()))
+	require.NoError(tb, p.Start(tb.Context(), on))
 	tb.Cleanup(func() {
 		require.NoError(tb, p.Shutdown(context.Background()))
 		require.NoError(tb, h.telemetry.Shutdown(context.Background()))
 	})
 	return h
+}
+
+// newTestProcessor makes a processor that is not started.
+func newTestProcessor(tb testing.TB, cfg *Config, next consumer.Traces) *spikeSampling {
+	tb.Helper()
+	p, err := newProcessor(processortest.NewNopSettings(metadata.Type), cfg, next)
+	require.NoError(tb, err)
+	return p
 }
 
 // send hands spans to the processor at the present time.
@@ -226,4 +244,11 @@ func (h *harness) sum(name, key string) map[string]int64 {
 		values[v.AsString()] += p.Value
 	}
 	return values
+}
+
+// stepNow makes a step and publishes it.
+func stepNow(c *clusters, now int64) stepResult {
+	res := c.step(c.take(), now)
+	res.publish()
+	return res
 }

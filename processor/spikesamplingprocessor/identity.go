@@ -16,18 +16,23 @@ const closeAfter = 3
 
 // cluster is a cluster over its life: its id never changes.
 type cluster struct {
-	id       string
-	seq      uint64
-	key      partitionKey
+	id  string
+	seq uint64
+	key partitionKey
+
+	// The step's:
 	start    int64 // of its spikes, ns since the epoch
 	end      int64
 	size     int // spikes, those that left the window included
-	traces   int // decided whose top spike is of it
-	kept     int // of these
 	missing  int // steps in a row in which it was not found
 	over     bool
 	merged   bool // it turned out to be one with an older one
 	incident *incident
+
+	// Under the processor's lock:
+	mark   clusterMark // as of the last step
+	traces int         // decided whose top spike is of it
+	kept   int         // of these
 }
 
 // incident is a set of clusters, of any services and stages, at one time. Its
@@ -49,8 +54,8 @@ func (p *partition) identify(labels []dbscan.Labelled, n int) (ids []*cluster, m
 	}
 	common := map[pair]int{}
 	for _, l := range labels {
-		if pt := p.points[l.ID]; l.Core && pt.core && pt.cluster != nil && !pt.cluster.over {
-			common[pair{l.Label, pt.cluster}]++
+		if pt := p.points[l.ID]; l.Core && pt.core && pt.in != nil && !pt.in.over {
+			common[pair{l.Label, pt.in}]++
 		}
 	}
 	pairs := make([]pair, 0, len(common))

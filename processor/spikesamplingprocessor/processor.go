@@ -30,12 +30,14 @@ var (
 	errNotRunning = errors.New("spike_sampling: not running: it was not started yet, or is shut down")
 )
 
-// spikeSampling is the processor. One lock guards all state; spans are
-// marshalled before it is taken, kept traces are put together and sent after it
-// is given back. One goroutine, run, takes the decisions that time brings and
-// does all the sending, so a slow next component delays decisions but never
-// ConsumeTraces.
+// spikeSampling is the processor. One lock guards its state, but for what a
+// clustering step works on (see clusters). Spans are marshalled before it is
+// taken; steps run, and kept traces are put together and sent, after it is given
+// back. One goroutine, run, steps, takes the decisions that time brings and does
+// all the sending, so none of these, nor a slow next component, keeps
+// ConsumeTraces waiting.
 type spikeSampling struct {
+	id        component.ID
 	cfg       *Config
 	next      consumer.Traces
 	logger    *zap.Logger
@@ -49,6 +51,7 @@ type spikeSampling struct {
 	stop      chan struct{}
 	done      chan struct{}
 	digests   sync.Pool
+	memory    *memory // nil without a storage extension
 
 	mu          sync.Mutex
 	started     bool
@@ -69,6 +72,7 @@ type spikeSampling struct {
 	lastError   time.Time // when the log last told of an error downstream
 	// when it last told of a condition that could not be evaluated
 	lastConditionError time.Time
+	lastStorageError   time.Time // the deciding goroutine's
 }
 
 func newProcessor(set processor.Settings, cfg *Config, next consumer.Traces) (*spikeSampling, error) {
@@ -81,11 +85,11 @@ func newProcessor(set processor.Settings, cfg *Config, next consumer.Traces) (*s
 		return nil, fmt.Errorf("spike_sampling: setting up its metrics: %w", err)
 	}
 	p := &spikeSampling{
-		cfg: cfg, next: next, logger: set.Logger, telemetry: telemetry, policies: policies,
+		id: set.ID, cfg: cfg, next: next, logger: set.Logger, telemetry: telemetry, policies: policies,
 		limit: cfg.MaxBufferMiB << 20,
 		now:   time.Now,
 		stop:  make(chan struct{}), done: make(chan struct{}),
-		digests:    sync.Pool{New: func() any { return newDigest(conditionsOf(policies)) }},
+		digests:    sync.Pool{New: func() any { return newDigest(conditionsOf(policies), cfg.MaxAttributeBytes) }},
 		buffer:     newBuffer(),
 		operations: newOperations(cfg.Baseline.MaxSeries),
 		sampled:    newCache[decision](cfg.DecisionCache.SampledCacheSize),
@@ -102,26 +106,38 @@ func (*spikeSampling) Capabilities() consumer.Capabilities {
 }
 
 // Start implements component.Component.
-func (p *spikeSampling) Start(context.Context, component.Host) error {
+func (p *spikeSampling) Start(ctx context.Context, host component.Host) error {
+	memory, err := openMemory(ctx, host, p.cfg.Storage, p.id)
+	if err != nil {
+		return err
+	}
+	p.memory = memory
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	start := p.now()
-	b := p.cfg.Baseline
-	p.baseline = baseline.New(baseline.Config{
-		Quantile: b.Quantile, Factor: b.Factor, Window: b.Window, MinSamples: b.MinSamples,
-		MinExcess: b.MinExcess.Seconds(), FallbackThreshold: b.FallbackThreshold.Seconds(), MaxSeries: b.MaxSeries,
-	}, start)
-	p.clusters = newClusters(p.cfg.Clustering, start.UnixNano())
-	p.lastTick = start.UnixNano()
-	p.nextStep = p.lastTick + p.cfg.Clustering.Stride.Nanoseconds()
+	p.begin(ctx)
 	p.started = true
 	p.telemetry.ProcessorSpikeSamplingBufferLimit.Record(p.ctx, int64(p.limit))
 	go p.run()
 	return nil
 }
 
+// begin sets up what depends on the time.
+func (p *spikeSampling) begin(ctx context.Context) {
+	start := p.now()
+	b := p.cfg.Baseline
+	p.baseline = baseline.New(baseline.Config{
+		Quantile: b.Quantile, Factor: b.Factor, Window: b.Window, MinSamples: b.MinSamples,
+		MinExcess: b.MinExcess.Seconds(), FallbackThreshold: b.FallbackThreshold.Seconds(), MaxSeries: b.MaxSeries,
+	}, start)
+	p.restore(ctx, start)
+	p.clusters = newClusters(p.cfg.Clustering, start.UnixNano())
+	p.lastTick = start.UnixNano()
+	p.nextStep = p.lastTick + p.cfg.Clustering.Stride.Nanoseconds()
+}
+
 func (p *spikeSampling) run() {
 	defer close(p.done)
+	p.resend()
 	ticks := p.ticks
 	if ticks == nil {
 		t := time.NewTicker(tickInterval)
@@ -155,14 +171,15 @@ func (p *spikeSampling) Shutdown(ctx context.Context) error {
 		return nil
 	}
 	close(p.stop)
+	var err error
 	select {
 	case <-p.done:
-		return nil
 	case <-ctx.Done():
 		p.cancel() // the next component's call ends, the rest is counted as lost
 		<-p.done
-		return fmt.Errorf("spike_sampling: kept traces were lost at shutdown: %w", ctx.Err())
+		err = fmt.Errorf("spike_sampling: kept traces were lost at shutdown: %w", ctx.Err())
 	}
+	return errors.Join(err, p.memory.close(context.WithoutCancel(ctx)))
 }
 
 // ConsumeTraces implements consumer.Traces. It returns an error, and takes
@@ -206,6 +223,7 @@ func (p *spikeSampling) absorb(d *digest) error {
 	now := p.clock()
 	p.count.drop(dropNoTraceID, d.missingTrace)
 	p.count.drop(dropNoSpanID, d.missingSpan)
+	p.count.truncated += int64(d.cutter.cuts)
 	scopes := make([]*scope, len(d.envs))
 	for i := range d.envs {
 		scopes[i] = p.buffer.intern(&d.envs[i])
@@ -308,7 +326,7 @@ func (p *spikeSampling) follow(it *item, late *lateSpans) bool {
 	}
 	k.records = append(k.records, it.record)
 	it.scope.refs++
-	n := len(it.bytes) + recordOverhead
+	n := allocated(cap(it.bytes)) + lateOverhead
 	k.bytes += n
 	p.buffer.bytes += n
 	return true
@@ -324,33 +342,55 @@ func (p *spikeSampling) enqueue(k *keptTrace) {
 // tick does what time brings: clustering steps, decisions, sending.
 func (p *spikeSampling) tick() {
 	p.mu.Lock()
-	p.advance(p.clock())
-	out := p.outbox
-	p.outbox = nil
-	p.mu.Unlock()
-	p.sendAll(out)
-}
-
-// advance steps the clustering if it is time and checks the traces that are due.
-func (p *spikeSampling) advance(now int64) {
-	begin := time.Now()
+	now := p.clock()
 	stepped := now >= p.nextStep
+	p.mu.Unlock()
+	begin := time.Now()
 	if stepped {
 		p.step(now)
-		p.nextStep = now + p.cfg.Clustering.Stride.Nanoseconds()
 	}
-	for len(p.buffer.due) > 0 && p.buffer.due[0].due <= now {
+	p.decideDue(func() bool { return len(p.buffer.due) > 0 && p.buffer.due[0].due <= now }, func() {
 		p.check(p.buffer.due[0], now, stepped)
-	}
+	})
 	if stepped {
 		p.telemetry.ProcessorSpikeSamplingStepDuration.Record(p.ctx, time.Since(begin).Seconds())
+		p.mu.Lock()
 		p.report()
+		p.mu.Unlock()
+	}
+	p.send()
+	p.save(time.Unix(0, now), false)
+}
+
+// decisionsAtOnce is the number of decisions after which spans that wait to be
+// taken in get their turn: it keeps them waiting for a millisecond at most.
+const decisionsAtOnce = 256
+
+// decideDue decides while there is something due, under the lock but for pauses.
+func (p *spikeSampling) decideDue(due func() bool, decide func()) {
+	for more := true; more; {
+		p.mu.Lock()
+		for range decisionsAtOnce {
+			if more = due(); !more {
+				break
+			}
+			decide()
+		}
+		p.mu.Unlock()
 	}
 }
 
-// step clusters the spikes up to now and lets the baseline age.
+// step clusters the spikes up to now and lets the baseline age. Only its
+// beginning and its end hold the lock.
 func (p *spikeSampling) step(now int64) {
-	res := p.clusters.step(now)
+	p.mu.Lock()
+	n := p.clusters.take()
+	p.mu.Unlock()
+	res := p.clusters.step(n, now)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	res.publish()
+	p.nextStep = now + p.cfg.Clustering.Stride.Nanoseconds()
 	p.open = res.open
 	p.count.approximate += int64(res.approximate)
 	if res.err != nil {
@@ -382,17 +422,29 @@ func (p *spikeSampling) finish() {
 	p.mu.Lock()
 	now := p.clock()
 	p.finished = true
-	p.step(now)
-	for p.buffer.first != nil {
-		p.decide(p.buffer.first, earlyShutdown, now)
-	}
-	out := p.outbox
-	p.outbox = nil
 	p.mu.Unlock()
-	p.sendAll(out)
+	p.step(now)
+	p.decideDue(func() bool { return p.buffer.first != nil }, func() {
+		p.decide(p.buffer.first, earlyShutdown, now)
+	})
+	p.send()
+	p.save(time.Unix(0, now), true)
 	p.mu.Lock()
 	p.report()
 	p.mu.Unlock()
+}
+
+// send hands on what was kept since the last time.
+func (p *spikeSampling) send() {
+	p.mu.Lock()
+	out := p.outbox
+	p.outbox = nil
+	p.mu.Unlock()
+	p.record(out)
+	p.sendAll(out)
+	if len(out) > 0 {
+		p.sent()
+	}
 }
 
 // sendAll hands kept traces on, in the order of their decisions.
@@ -407,17 +459,26 @@ func (p *spikeSampling) sendAll(out []*keptTrace) {
 		}
 		p.mu.Lock()
 		p.count.drop(dropMalformed, malformed)
+		p.mu.Unlock()
 		if err != nil {
-			p.count.downstreamErrors++
-			p.count.drop(dropDownstream, len(k.records)-malformed)
-			if now := p.now(); now.Sub(p.lastError) >= errorInterval {
-				p.lastError = now
-				p.logger.Error("The next component refused a kept trace; it is lost. Put a sending queue behind this processor", zap.Error(err))
-			}
+			p.refused(err, len(k.records)-malformed)
 		}
+		p.mu.Lock()
 		p.outboxBytes -= k.bytes
 		p.buffer.free(k.records, k.bytes)
 		p.mu.Unlock()
+	}
+}
+
+// refused counts and logs that the next component did not take a kept trace.
+func (p *spikeSampling) refused(err error, spans int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.count.downstreamErrors++
+	p.count.drop(dropDownstream, spans)
+	if now := p.now(); now.Sub(p.lastError) >= errorInterval {
+		p.lastError = now
+		p.logger.Error("The next component refused a kept trace; it is lost. Put a sending queue behind this processor", zap.Error(err))
 	}
 }
 

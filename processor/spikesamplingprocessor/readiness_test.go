@@ -73,9 +73,9 @@ func TestATraceIsDecidedWhenItIsComplete(t *testing.T) {
 			6 * time.Second,
 		},
 		{
-			"1 s after the receiver's own root",
+			"0.8 s after the receiver's own root",
 			[]arrival{{0, kernel("a", request(2, 0, 0, 100*ms, nil))}},
-			time.Second,
+			800 * ms,
 		},
 		{
 			"6 s after a kernel.request below a wire's parent: the application's spans are to come",

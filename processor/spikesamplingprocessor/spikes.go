@@ -177,7 +177,7 @@ const minRatioBase = 1e-3
 // settle tells the baseline what became of the spikes of a decided trace.
 func (p *spikeSampling) settle(tr *trace) {
 	for _, s := range tr.spikes {
-		s.point.final = true
+		p.clusters.settle(s.point)
 		if !s.learn {
 			continue
 		}

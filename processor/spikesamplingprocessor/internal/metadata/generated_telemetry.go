@@ -23,25 +23,28 @@ func Tracer(settings component.TelemetrySettings) trace.Tracer {
 // TelemetryBuilder provides an interface for components to report telemetry
 // as defined in metadata and user config.
 type TelemetryBuilder struct {
-	meter                                    metric.Meter
-	mu                                       sync.Mutex
-	registrations                            []metric.Registration
-	ProcessorSpikeSamplingApproximateSteps   metric.Int64Counter
-	ProcessorSpikeSamplingBaselineSeries     metric.Int64Gauge
-	ProcessorSpikeSamplingBufferLimit        metric.Int64Gauge
-	ProcessorSpikeSamplingBufferUsage        metric.Int64Gauge
-	ProcessorSpikeSamplingClustersOpen       metric.Int64Gauge
-	ProcessorSpikeSamplingConditionErrors    metric.Int64Counter
-	ProcessorSpikeSamplingDecisionAge        metric.Float64Histogram
-	ProcessorSpikeSamplingDownstreamErrors   metric.Int64Counter
-	ProcessorSpikeSamplingSpansDropped       metric.Int64Counter
-	ProcessorSpikeSamplingSpansLate          metric.Int64Counter
-	ProcessorSpikeSamplingStepDuration       metric.Float64Histogram
-	ProcessorSpikeSamplingTracesBuffered     metric.Int64Gauge
-	ProcessorSpikeSamplingTracesDecided      metric.Int64Counter
-	ProcessorSpikeSamplingTracesDecidedEarly metric.Int64Counter
-	ProcessorSpikeSamplingTracesLimited      metric.Int64Counter
-	ProcessorSpikeSamplingTracesUnweighted   metric.Int64Counter
+	meter                                     metric.Meter
+	mu                                        sync.Mutex
+	registrations                             []metric.Registration
+	ProcessorSpikeSamplingApproximateSteps    metric.Int64Counter
+	ProcessorSpikeSamplingAttributesTruncated metric.Int64Counter
+	ProcessorSpikeSamplingBaselineSeries      metric.Int64Gauge
+	ProcessorSpikeSamplingBufferLimit         metric.Int64Gauge
+	ProcessorSpikeSamplingBufferUsage         metric.Int64Gauge
+	ProcessorSpikeSamplingClustersOpen        metric.Int64Gauge
+	ProcessorSpikeSamplingConditionErrors     metric.Int64Counter
+	ProcessorSpikeSamplingDecisionAge         metric.Float64Histogram
+	ProcessorSpikeSamplingDownstreamErrors    metric.Int64Counter
+	ProcessorSpikeSamplingSpansDropped        metric.Int64Counter
+	ProcessorSpikeSamplingSpansLate           metric.Int64Counter
+	ProcessorSpikeSamplingStepDuration        metric.Float64Histogram
+	ProcessorSpikeSamplingStorageErrors       metric.Int64Counter
+	ProcessorSpikeSamplingTracesBuffered      metric.Int64Gauge
+	ProcessorSpikeSamplingTracesDecided       metric.Int64Counter
+	ProcessorSpikeSamplingTracesDecidedEarly  metric.Int64Counter
+	ProcessorSpikeSamplingTracesLimited       metric.Int64Counter
+	ProcessorSpikeSamplingTracesLostAtRestart metric.Int64Counter
+	ProcessorSpikeSamplingTracesUnweighted    metric.Int64Counter
 }
 
 // TelemetryBuilderOption applies changes to default builder.
@@ -77,6 +80,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_processor_spike_sampling_approximate_steps",
 		metric.WithDescription("Steps of a partition that had more exceedances than are clustered (those beyond the bound count as lone), or for which clustering exactly would have taken too long (close clusters may have come together). [Development]"),
 		metric.WithUnit("{steps}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ProcessorSpikeSamplingAttributesTruncated, err = builder.meter.Int64Counter(
+		"otelcol_processor_spike_sampling_attributes_truncated",
+		metric.WithDescription("Attributes whose values were cut to max_attribute_bytes. [Development]"),
+		metric.WithUnit("{attributes}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.ProcessorSpikeSamplingBaselineSeries, err = builder.meter.Int64Gauge(
@@ -141,6 +150,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		metric.WithExplicitBucketBoundaries([]float64{0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3}...),
 	)
 	errs = errors.Join(errs, err)
+	builder.ProcessorSpikeSamplingStorageErrors, err = builder.meter.Int64Counter(
+		"otelcol_processor_spike_sampling_storage_errors",
+		metric.WithDescription("Errors of the storage extension. [Development]"),
+		metric.WithUnit("{errors}"),
+	)
+	errs = errors.Join(errs, err)
 	builder.ProcessorSpikeSamplingTracesBuffered, err = builder.meter.Int64Gauge(
 		"otelcol_processor_spike_sampling_traces_buffered",
 		metric.WithDescription("Undecided traces. [Development]"),
@@ -162,6 +177,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	builder.ProcessorSpikeSamplingTracesLimited, err = builder.meter.Int64Counter(
 		"otelcol_processor_spike_sampling_traces_limited",
 		metric.WithDescription("Traces that a policy matched but, by its rate or the bound of their cluster, did not keep, nor another policy. Kept ones stand for them. [Development]"),
+		metric.WithUnit("{traces}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ProcessorSpikeSamplingTracesLostAtRestart, err = builder.meter.Int64Counter(
+		"otelcol_processor_spike_sampling_traces_lost_at_restart",
+		metric.WithDescription("Undecided traces that the last process held when it ended without a shutdown, as it had counted them; needs a storage extension. [Development]"),
 		metric.WithUnit("{traces}"),
 	)
 	errs = errors.Join(errs, err)

@@ -20,6 +20,7 @@ func TestSetupTelemetry(t *testing.T) {
 	require.NoError(t, err)
 	defer tb.Shutdown()
 	tb.ProcessorSpikeSamplingApproximateSteps.Add(context.Background(), 1)
+	tb.ProcessorSpikeSamplingAttributesTruncated.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingBaselineSeries.Record(context.Background(), 1)
 	tb.ProcessorSpikeSamplingBufferLimit.Record(context.Background(), 1)
 	tb.ProcessorSpikeSamplingBufferUsage.Record(context.Background(), 1)
@@ -30,12 +31,17 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ProcessorSpikeSamplingSpansDropped.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingSpansLate.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingStepDuration.Record(context.Background(), 1)
+	tb.ProcessorSpikeSamplingStorageErrors.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingTracesBuffered.Record(context.Background(), 1)
 	tb.ProcessorSpikeSamplingTracesDecided.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingTracesDecidedEarly.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingTracesLimited.Add(context.Background(), 1)
+	tb.ProcessorSpikeSamplingTracesLostAtRestart.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingTracesUnweighted.Add(context.Background(), 1)
 	AssertEqualProcessorSpikeSamplingApproximateSteps(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualProcessorSpikeSamplingAttributesTruncated(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualProcessorSpikeSamplingBaselineSeries(t, testTel,
@@ -68,6 +74,9 @@ func TestSetupTelemetry(t *testing.T) {
 	AssertEqualProcessorSpikeSamplingStepDuration(t, testTel,
 		[]metricdata.HistogramDataPoint[float64]{{}}, metricdatatest.IgnoreValue(),
 		metricdatatest.IgnoreTimestamp())
+	AssertEqualProcessorSpikeSamplingStorageErrors(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
 	AssertEqualProcessorSpikeSamplingTracesBuffered(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
@@ -78,6 +87,9 @@ func TestSetupTelemetry(t *testing.T) {
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualProcessorSpikeSamplingTracesLimited(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualProcessorSpikeSamplingTracesLostAtRestart(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualProcessorSpikeSamplingTracesUnweighted(t, testTel,

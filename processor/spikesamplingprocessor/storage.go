@@ -1,0 +1,305 @@
+package spikesamplingprocessor
+
+import (
+	"bytes"
+	"context"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.opentelemetry.io/collector/component"
+	"go.opentelemetry.io/collector/extension/xextension/storage"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.uber.org/zap"
+
+	"github.com/ebpfllm/ebpfllm/internal/baseline"
+)
+
+// What is kept in the storage extension:
+//
+//	baseline          where the baseline is in time, and its groups
+//	baseline/…        one group of series each
+//	undecided         how many traces a crash would lose
+//	kept              how many batches of kept traces follow
+//	kept/0, kept/1 …  their spans, until the next component has taken them
+const (
+	keyBaseline  = "baseline"
+	keyUndecided = "undecided"
+	keyKept      = "kept"
+)
+
+// saveInterval is how often the baseline is saved: what a crash makes it forget.
+const saveInterval = time.Minute
+
+// keptBatch is how many bytes of kept traces are written at once, about.
+const keptBatch = 4 << 20
+
+// memory is what outlives the process. Only the goroutine that decides uses it;
+// without a storage extension it is nil, and does nothing.
+type memory struct {
+	client    storage.Client
+	nextSave  time.Time
+	undecided undecided // as written last
+}
+
+// undecided says what a crash would lose.
+type undecided struct {
+	Traces, Spans int
+	At            time.Time // to which the counts belong
+}
+
+// openMemory finds the storage extension.
+func openMemory(ctx context.Context, host component.Host, want *component.ID, id component.ID) (*memory, error) {
+	if want == nil {
+		return nil, nil
+	}
+	ext, ok := host.GetExtensions()[*want]
+	if !ok {
+		return nil, fmt.Errorf("spike_sampling: storage %q is not there: define it under extensions and list it in service::extensions", want)
+	}
+	st, ok := ext.(storage.Extension)
+	if !ok {
+		return nil, fmt.Errorf("spike_sampling: storage %q is no storage extension: name one such as file_storage", want)
+	}
+	client, err := st.GetClient(ctx, component.KindProcessor, id, "")
+	if err != nil {
+		return nil, fmt.Errorf("spike_sampling: opening storage %q: %w", want, err)
+	}
+	return &memory{client: client}, nil
+}
+
+func toGob(v any) []byte {
+	var b bytes.Buffer
+	_ = gob.NewEncoder(&b).Encode(v) // plain structs: cannot fail
+	return b.Bytes()
+}
+
+// get reads a value that was written by toGob; found is false if there is none.
+func (m *memory) get(ctx context.Context, key string, v any) (found bool, err error) {
+	data, err := m.client.Get(ctx, key)
+	if err != nil || data == nil {
+		return false, err
+	}
+	if err := gob.NewDecoder(bytes.NewReader(data)).Decode(v); err != nil {
+		return false, fmt.Errorf("%q in the storage is damaged: %w", key, err)
+	}
+	return true, nil
+}
+
+// savedBaseline is what is under keyBaseline.
+type savedBaseline struct {
+	Clock baseline.Clock
+	Keys  []baseline.Key
+}
+
+func groupKey(k baseline.Key) string {
+	return fmt.Sprintf("%s/%q/%q", keyBaseline, k.Service, k.Operation)
+}
+
+// restore brings back the baseline, as far as it can be read, and says what the
+// last process lost. What cannot be read is learned anew; it is no reason not to
+// start.
+func (p *spikeSampling) restore(ctx context.Context, now time.Time) {
+	m := p.memory
+	if m == nil {
+		return
+	}
+	var lost undecided
+	if _, err := m.get(ctx, keyUndecided, &lost); err != nil {
+		p.storageFailed("How many undecided traces were lost at the last end cannot be told", err)
+	}
+	m.undecided = lost
+	if lost.Traces > 0 {
+		p.telemetry.ProcessorSpikeSamplingTracesLostAtRestart.Add(p.ctx, int64(lost.Traces))
+		p.logger.Warn("The last process ended without deciding these traces; they are lost, but for spans that came after the count",
+			zap.Int("traces", lost.Traces), zap.Int("spans", lost.Spans), zap.Time("counted_at", lost.At))
+	}
+	var saved savedBaseline
+	found, err := m.get(ctx, keyBaseline, &saved)
+	if err == nil && found {
+		err = p.baseline.SetClock(saved.Clock, now)
+	}
+	if err != nil {
+		p.storageFailed("The baseline is learned anew", err)
+		return
+	}
+	groups := 0
+	var errs error
+	for _, k := range saved.Keys {
+		data, err := m.client.Get(ctx, groupKey(k))
+		if err == nil && data != nil {
+			if err = p.baseline.Load(data); err == nil {
+				groups++
+			}
+		}
+		errs = errors.Join(errs, err)
+	}
+	if errs != nil {
+		p.storageFailed("Part of the baseline is learned anew", errs)
+	}
+	if groups > 0 {
+		p.logger.Info("The baseline was restored", zap.Int("operations", groups), zap.Duration("age", now.Sub(saved.Clock.Rotated)))
+	}
+}
+
+// save writes what has changed of the baseline, and forgets what it has
+// forgotten. Each group is read under the lock, and written without.
+func (p *spikeSampling) save(now time.Time, last bool) {
+	m := p.memory
+	if m == nil || !last && now.Before(m.nextSave) {
+		return
+	}
+	m.nextSave = now.Add(saveInterval)
+	p.mu.Lock()
+	clock, keys := p.baseline.Clock(), p.baseline.Keys()
+	p.mu.Unlock()
+	var before savedBaseline
+	_, err := m.get(p.ctx, keyBaseline, &before)
+	gone := map[baseline.Key]bool{}
+	for _, k := range before.Keys {
+		gone[k] = true
+	}
+	var ops []*storage.Operation
+	for _, k := range keys {
+		delete(gone, k)
+		p.mu.Lock()
+		data, saveErr := p.baseline.Save(k)
+		p.mu.Unlock()
+		err = errors.Join(err, saveErr)
+		if data != nil {
+			ops = append(ops, storage.SetOperation(groupKey(k), data))
+		}
+	}
+	for _, k := range before.Keys {
+		if gone[k] {
+			ops = append(ops, storage.DeleteOperation(groupKey(k)))
+		}
+	}
+	ops = append(ops, storage.SetOperation(keyBaseline, toGob(savedBaseline{clock, keys})))
+	if err = errors.Join(err, m.client.Batch(p.ctx, ops...)); err != nil {
+		p.storageFailed("The baseline was not saved", err)
+	}
+}
+
+// record writes down the kept traces before they are sent, and how many are
+// undecided. From then on a crash does not lose them.
+func (p *spikeSampling) record(out []*keptTrace) {
+	m := p.memory
+	if m == nil {
+		return
+	}
+	p.mu.Lock()
+	count := undecided{Traces: len(p.buffer.traces), Spans: p.buffer.spans, At: p.now()}
+	for _, k := range p.outbox { // decided since, and not written yet
+		count.Traces++
+		count.Spans += len(k.records)
+	}
+	p.mu.Unlock()
+	changed := count.Traces != m.undecided.Traces || count.Spans != m.undecided.Spans
+	if len(out) == 0 && !changed {
+		return
+	}
+	m.undecided = count
+	ops := []*storage.Operation{storage.SetOperation(keyUndecided, toGob(count))}
+	batches := 0
+	var err error
+	for len(out) > 0 {
+		td := ptrace.NewTraces()
+		for size := 0; len(out) > 0 && size < keptBatch; out = out[1:] {
+			one, _ := p.assemble(out[0])
+			size += out[0].bytes
+			one.ResourceSpans().MoveAndAppendTo(td.ResourceSpans())
+		}
+		data, marshalErr := (&ptrace.ProtoMarshaler{}).MarshalTraces(td)
+		if err = errors.Join(err, marshalErr); marshalErr != nil {
+			continue
+		}
+		batches++
+		// The count comes with the batch: either both are there, or neither.
+		ops = append(ops, storage.SetOperation(keptKey(batches-1), data), storage.SetOperation(keyKept, toGob(batches)))
+		err = errors.Join(err, m.client.Batch(p.ctx, ops...))
+		ops = nil
+	}
+	if len(ops) > 0 {
+		err = errors.Join(err, m.client.Batch(p.ctx, ops...))
+	}
+	if err != nil {
+		p.storageFailed("Kept traces were not written down; a crash would lose them", err)
+	}
+}
+
+func keptKey(i int) string { return fmt.Sprintf("%s/%d", keyKept, i) }
+
+// sent forgets what record wrote, once the next component has it.
+func (p *spikeSampling) sent() {
+	m := p.memory
+	if m == nil {
+		return
+	}
+	var n int
+	_, err := m.get(p.ctx, keyKept, &n)
+	if err == nil && n > 0 {
+		ops := []*storage.Operation{storage.DeleteOperation(keyKept)}
+		for i := range n {
+			ops = append(ops, storage.DeleteOperation(keptKey(i)))
+		}
+		err = m.client.Batch(p.ctx, ops...)
+	}
+	if err != nil {
+		p.storageFailed("Kept traces that were sent could not be removed; a restart would send them again", err)
+	}
+}
+
+// resend sends the kept traces that the last process had written down and may not
+// have sent.
+func (p *spikeSampling) resend() {
+	m := p.memory
+	if m == nil {
+		return
+	}
+	var n int
+	if _, err := m.get(p.ctx, keyKept, &n); err != nil {
+		p.storageFailed("Kept traces of the last process cannot be found", err)
+	}
+	spans := 0
+	for i := range n {
+		data, err := m.client.Get(p.ctx, keptKey(i))
+		if err == nil && data != nil {
+			var td ptrace.Traces
+			if td, err = (&ptrace.ProtoUnmarshaler{}).UnmarshalTraces(data); err == nil {
+				spans += td.SpanCount()
+				if err := p.next.ConsumeTraces(p.ctx, td); err != nil {
+					p.refused(err, td.SpanCount())
+				}
+			}
+		}
+		if err != nil {
+			p.storageFailed("Kept traces of the last process cannot be read", err)
+		}
+	}
+	if spans > 0 {
+		p.logger.Info("Kept traces that the last process may not have sent were sent", zap.Int("spans", spans))
+	}
+	p.sent()
+}
+
+// close gives the storage back.
+func (m *memory) close(ctx context.Context) error {
+	if m == nil {
+		return nil
+	}
+	if err := m.client.Close(ctx); err != nil {
+		return fmt.Errorf("spike_sampling: closing its storage: %w", err)
+	}
+	return nil
+}
+
+// storageFailed counts and logs an error of the storage.
+func (p *spikeSampling) storageFailed(what string, err error) {
+	p.telemetry.ProcessorSpikeSamplingStorageErrors.Add(p.ctx, 1)
+	if now := p.now(); now.Sub(p.lastStorageError) >= errorInterval {
+		p.lastStorageError = now
+		p.logger.Error("The storage extension failed. "+what, zap.Error(err))
+	}
+}
