@@ -84,7 +84,7 @@ static __always_inline __s64 conn_stopped(struct conn *c, __u64 now)
 /* The socket's exclusive stage, by precedence. */
 static __always_inline __u8 conn_stage(struct conn *c)
 {
-	return clock_running(c->send)	 ? (c->losing ? STAGE_RETRANSMIT : STAGE_SEND_BUFFER) :
+	return clock_running(c->send)	 ? (c->losing == LOSING ? STAGE_RETRANSMIT : STAGE_SEND_BUFFER) :
 	       clock_running(c->qdisc)	 ? STAGE_QDISC :
 	       clock_running(c->receive) ? STAGE_RECEIVE_QUEUE :
 					   0;

@@ -134,6 +134,9 @@ struct tcp_sock {
 	__u32 rttvar_us;
 	struct minmax rtt_min;
 	__u32 tsoffset;
+	__u32 snd_wnd;
+	__u32 mss_cache;
+	__u32 max_window;
 };
 struct tcp_skb_cb {
 	__u32 seq;

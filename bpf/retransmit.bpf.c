@@ -31,6 +31,15 @@ static __always_inline struct mark *mark_of(struct conn *c, __u32 seq)
 	return found;
 }
 
+/* The client has little room left: its reader is late, and lets the sender wait with or without a loss. */
+static __always_inline int window_full(struct sock *sk)
+{
+	struct tcp_sock *tp = (struct tcp_sock *)sk;
+	__u32 window = BPF_CORE_READ(tp, snd_wnd);
+
+	return window < BPF_CORE_READ(tp, mss_cache) || window < BPF_CORE_READ(tp, max_window) / 4;
+}
+
 /* A segment is sent again, by the timer, as a probe, or because ACKs say that it is missing. */
 SEC("tp_btf/tcp_retransmit_skb")
 int BPF_PROG(tcp_retransmit, struct sock *sk, struct sk_buff *skb)
@@ -61,20 +70,20 @@ int BPF_PROG(tcp_retransmit, struct sock *sk, struct sk_buff *skb)
 	c->resent_first = now;
 	c->retransmit_before = c->retransmit;
 	c->retransmit_done = c->done[STAGE_RETRANSMIT];
+	c->losing = window_full(sk) ? LOSING_FULL : LOSING;
 	m = mark_of(c, seq);
 	/* not before the end of an earlier loss, whose time is counted already */
 	if (m && m->at > c->retransmit_since) {
 		c->retransmit_since = m->at;
 		/* what was held back since then is the loss's doing */
 		held = c->done[STAGE_SEND_BUFFER] - m->send;
-		if (held > 0) {
+		if (held > 0 && c->losing == LOSING) {
 			c->done[STAGE_SEND_BUFFER] -= held;
 			c->done[STAGE_RETRANSMIT] += held;
 		}
 	} else {
 		c->retransmit_since = now;
 	}
-	c->losing = 1;
 	c->lost_until = end;
 	__sync_fetch_and_add(&conns_losing, 1);
 	clock_start(&c->retransmit, c->retransmit_since);

@@ -155,6 +155,9 @@ struct mark {
 	__u32 pad;
 };
 
+/* Beside a loss, what holds further bytes back: the loss itself, or a receive window that is full in any case. */
+enum losing { NOT_LOSING, LOSING, LOSING_FULL };
+
 enum conn_state { CONN_IDLE, CONN_HEAD, CONN_ACTIVE };
 
 struct conn {
@@ -178,7 +181,7 @@ struct conn {
 	__u8 no_arrival;
 	__u8 head_alone;   /* the present send call is given the response's head, or part of it, and nothing else */
 	__u8 slot;	   /* in pending while it waits to be accepted, from 1; 0 none */
-	__u8 losing;	   /* bytes of the response that were sent again are not acknowledged */
+	__u8 losing;	   /* enum losing: bytes of the response that were sent again are not acknowledged */
 	__u8 marked;	   /* marks made so far, at most 2 * MARKS */
 	__u8 pending;	   /* it counts in its lane's pending */
 	__u8 lost_before;  /* a record was lost since the last request whose head went up */
