@@ -51,8 +51,9 @@ func counter(t *testing.T, file, name string) (n int64) {
 	return n
 }
 
-// A group at its limit must write back what it has dirtied before it gets more:
-// the fault that asks for a page does that itself.
+// A group at its limit must give up pages before it gets more: the fault that asks
+// for one does that itself. They are clean ones, since a group whose disk does not
+// keep up with what it dirties is killed.
 func TestAGroupAtItsLimitIsReclaim(t *testing.T) {
 	requireRoot(t)
 	for _, shape := range []string{"thread per connection", "event loop"} {
@@ -64,20 +65,20 @@ func TestAGroupAtItsLimitIsReclaim(t *testing.T) {
 			w := observe(t, probe.Config{}, s)
 			s.get("/")
 			s.evict()
-			s.get("/dirty")
+			s.get("/map")
 			r := &w.wait(2)[1]
 			requireWhole(t, r)
 			assert.Zero(t, r.Exclusive[stage.Reclaim], "there is no limit yet: "+describe(r))
 
 			s.evict() // what is charged to others is not this group's to reclaim
 			write("cgroup.procs", strconv.FormatUint(uint64(s.pid()), 10))
-			s.get("/dirty")
+			s.get("/map")
 			require.Positive(t, counter(t, group+"/memory.failcnt", ""), "the limit was never met")
 			r = &w.wait(3)[2]
 			requireWhole(t, r)
 			t.Log(describe(r))
-			assert.Greater(t, r.Exclusive[stage.Reclaim], 15*ms, describe(r)) // the faults around it read the file
-			assertOccurrences(t, w.of(r), stage.Reclaim, r)
+			assert.Positive(t, r.Exclusive[stage.Reclaim], describe(r))
+			assert.Positive(t, r.Exclusive[stage.PageFault], describe(r))
 		})
 	}
 }

@@ -13,7 +13,6 @@
  *   /direct      reads FILE past the page cache, likewise
  *   /map         touches a mapping of FILE, page by page, likewise
  *   /touch?MIB   touches fresh memory
- *   /dirty       writes to a mapping of FILE, page by page
  *   /accept?MS   answers; the next accept but one, at the latest, waits for MS
  *   /accept_cpu?MS  the same, but computing
  *   /accepted?MS answers; the event loop computes for MS after its next accept
@@ -166,15 +165,6 @@ static void delay(const char *path, long arg)
 		madvise(p, st.st_size, MADV_RANDOM);
 		for (long i = 0; i < st.st_size; i += 4096)
 			sink += p[i];
-		munmap(p, st.st_size);
-		close(fd);
-	} else if (!strcmp(path, "/dirty")) {
-		int fd = open(file, O_RDWR);
-		struct stat st;
-		fstat(fd, &st);
-		char *p = mmap(0, st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-		for (long i = 0; i < st.st_size; i += 4096)
-			p[i]++;
 		munmap(p, st.st_size);
 		close(fd);
 	} else if (!strcmp(path, "/touch")) {
