@@ -137,6 +137,7 @@ struct tcp_sock {
 	__u32 snd_wnd;
 	__u32 mss_cache;
 	__u32 max_window;
+	__u32 dsack_dups;
 };
 struct tcp_skb_cb {
 	__u32 seq;

@@ -137,6 +137,8 @@ type KernelConn struct {
 	RetransmitSince  uint64
 	ResentFirst      uint64
 	ResentAt         uint64
+	Duplicates       uint32
+	Pad4             uint32
 	RetransmitBefore int64
 	RetransmitDone   int64
 	Marks            [8]struct {

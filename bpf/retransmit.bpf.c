@@ -68,6 +68,7 @@ int BPF_PROG(tcp_retransmit, struct sock *sk, struct sk_buff *skb)
 	}
 	conn_settle(c, conn_lane(c), now);
 	c->resent_first = now;
+	c->duplicates = BPF_CORE_READ((struct tcp_sock *)sk, dsack_dups);
 	c->retransmit_before = c->retransmit;
 	c->retransmit_done = c->done[STAGE_RETRANSMIT];
 	c->losing = window_full(sk) ? LOSING_FULL : LOSING;

@@ -105,7 +105,10 @@ static __always_inline void retransmit_spurious(struct conn *c, __u64 now)
 	retransmit_record(c, now, RETRANSMIT_OVER | RETRANSMIT_ACKED | RETRANSMIT_SPURIOUS);
 }
 
-/* The socket changes its state, after which the ACK's own hook no longer fires. */
+/*
+ * The socket sends, or changes its state: once its own side is closed the ACK's own hook no longer fires. Was it
+ * acknowledged meanwhile? If the client has told of duplicates, it had arrived at its first sending.
+ */
 static __noinline int retransmit_state(struct conn *c, struct sock *sk, int closed)
 {
 	__u32 una;
@@ -113,7 +116,9 @@ static __noinline int retransmit_state(struct conn *c, struct sock *sk, int clos
 	if (!c || !sk)
 		return 0;
 	una = BPF_CORE_READ((struct tcp_sock *)sk, snd_una);
-	if ((__s32)(una - c->lost_until) >= 0)
+	if ((__s32)(una - c->lost_until) >= 0 && BPF_CORE_READ((struct tcp_sock *)sk, dsack_dups) != c->duplicates)
+		retransmit_spurious(c, bpf_ktime_get_ns());
+	else if ((__s32)(una - c->lost_until) >= 0)
 		retransmit_ends(c, sk, bpf_ktime_get_ns(), RETRANSMIT_ACKED);
 	else if (closed)
 		retransmit_ends(c, sk, bpf_ktime_get_ns(), 0);

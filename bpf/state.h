@@ -213,6 +213,7 @@ struct conn {
 	__u32 lost_until;   /* … behind the last byte that was sent again */
 	__u32 retransmits, pad3;
 	__u64 retransmit_since, resent_first, resent_at;
+	__u32 duplicates, pad4; /* how many the client had told of before this loss */
 	__s64 retransmit_before, retransmit_done; /* the clock and done[STAGE_RETRANSMIT] before this loss */
 	struct mark marks[MARKS];
 	__s64 softirq_delay, next_softirq_delay; /* of what brought start and next_start; -1 unknown */

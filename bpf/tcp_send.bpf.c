@@ -357,6 +357,8 @@ int BPF_PROG(dev_queue, struct sk_buff *skb)
 	c = conn_of_skb(skb, sk, &end);
 	if (!c || (__s32)(end - c->handed) <= 0)
 		return 0;
+	if (c->losing)
+		retransmit_state(c, sk, 0);
 	now = bpf_ktime_get_ns();
 	c->handed_at = now;
 	__sync_lock_test_and_set(&c->handed, end); /* see send_length() */
