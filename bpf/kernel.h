@@ -47,6 +47,7 @@ struct cfs_rq {
 	__u64 throttled_clock_pelt_time;
 };
 struct sched_entity {
+	__u64 sum_exec_runtime;
 	struct cfs_rq *cfs_rq;
 };
 struct thread_struct {

@@ -454,6 +454,7 @@ type KernelThread struct {
 	M            uint64
 	Seen         uint64
 	Out          uint64
+	Ran          uint64
 	Wake         uint64
 	Fault        uint64
 	FaultOut     uint64

@@ -134,6 +134,41 @@ static __always_inline void occurrence(struct thread *t, struct lane *l, __u32 s
 }
 
 /*
+ * The thread runs, and was not seen to come onto the CPU: some sandboxes hide what happens in the context of their
+ * own threads from programs, and with it the switch from such a thread. What it has run since is the scheduler's
+ * to say, of a tick ago at the latest.
+ */
+static __noinline int lane_unseen(struct thread *t, __u64 now)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct lane *l;
+	__s64 ran;
+	__u32 was;
+
+	if (!t)
+		return 0;
+	t->off = 0;
+	l = lane_of(t, t->owner);
+	if (!l || l->tid != t->tid)
+		return 0;
+	was = l->state;
+	if (was == STAGE_CPU || was >= THREAD_STAGES)
+		return 0;
+	ran = task->se.sum_exec_runtime - t->ran;
+	if (ran > (__s64)(now - l->since))
+		ran = now - l->since;
+	lane_to(l, stage_running(t), now);
+	if (ran <= 0)
+		return 0;
+	if (was == STAGE_WAIT)
+		l->wait = l->wait > ran ? l->wait - ran : 0;
+	else
+		l->ns[was] -= ran;
+	l->ns[STAGE_CPU] += ran;
+	return 0;
+}
+
+/*
  * An event on thread t that is working for owner: brings the lane it worked for
  * before and the one it works for now up to date, and returns the latter (NULL
  * if it serves no request).
@@ -142,6 +177,8 @@ static __always_inline struct lane *lane_sync(struct thread *t, __u64 owner, __u
 {
 	struct lane *l;
 
+	if (t->off)
+		lane_unseen(t, now);
 	if (t->owner != owner) {
 		l = lane_of(t, t->owner);
 		if (l && l->tid == t->tid && (l->state == STAGE_CPU || (l->state >= STAGE_PAGE_FAULT && l->state <= STAGE_COMPACTION))) {

@@ -146,6 +146,7 @@ static __always_inline void switched_out(struct thread *t, struct task_struct *p
 	class = class_of(t, prev, preempted);
 	t->class = class;
 	t->out = now;
+	t->ran = prev->se.sum_exec_runtime;
 	if (!t->known) {
 		t->known = now;
 		chain_read_totals(t, now);

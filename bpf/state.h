@@ -87,6 +87,7 @@ struct thread {
 	__u64 m;	 /* in Go: the thread's m */
 	__u64 seen;	 /* time of the thread's last event */
 	__u64 out;	 /* when it last left the CPU; 0 never */
+	__u64 ran;	 /* the scheduler's account of its CPU time then */
 	__u64 wake;	 /* when it was last woken */
 	__u64 fault;	 /* start of the page fault it is in; 0 if none */
 	__u64 fault_out; /* time since that start which is not the fault's: in the run queue, in reclaim and compaction */

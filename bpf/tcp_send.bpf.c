@@ -135,6 +135,8 @@ static __always_inline struct lane *follow_sender(struct conn *c, struct task_st
 		return conn_lane(c);
 	/* who read sends: mostly, and a thread's lane is always its own */
 	if (c->lane.id == (__u32)task->pid && !c->lane.goroutine) {
+		if (t->off)
+			lane_unseen(t, now);
 		l = conn_lane(c);
 		if (l)
 			chain_sends(c, t, l, now);

@@ -85,8 +85,12 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 	r.flags = (drained ? CLOSE_DRAINED : 0) |
 		  (new_state == TCP_CLOSE ? CLOSE_FINAL : 0) | (c->lost ? CLOSE_LOST : 0) | (all_acked(sk) ? CLOSE_ACKED : 0);
 	send_up(&r, sizeof(r), LOST_CLOSE);
-	/* a connection's goroutine ends with it; a thread's lane with the thread */
-	if (new_state == TCP_CLOSE && c->lane.goroutine)
-		bpf_map_delete_elem(&lanes, &c->lane);
+	/* a connection's goroutine ends with it, and its g may serve another by now; a thread's lane ends with the thread */
+	if (new_state == TCP_CLOSE && c->lane.goroutine) {
+		struct lane *l = conn_lane(c);
+
+		if (l && !l->pending)
+			bpf_map_delete_elem(&lanes, &c->lane);
+	}
 	return 0;
 }
