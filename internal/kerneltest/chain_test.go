@@ -17,6 +17,7 @@ import (
 
 	"github.com/ebpfllm/ebpfllm/internal/assemble"
 	"github.com/ebpfllm/ebpfllm/internal/probe"
+	"github.com/ebpfllm/ebpfllm/internal/process"
 	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
@@ -263,13 +264,7 @@ func setAffinity(t *testing.T, pid uint32, n int) {
 	for i := range n {
 		cpu.Set(i)
 	}
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	require.NoError(t, err)
-	for _, e := range threads {
-		tid, err := strconv.Atoi(e.Name())
-		require.NoError(t, err)
-		require.NoError(t, unix.SchedSetaffinity(tid, &cpu))
-	}
+	require.NoError(t, process.EachThread(int(pid), func(tid int) error { return unix.SchedSetaffinity(tid, &cpu) }))
 }
 
 // A goroutine waits for an engine on a Unix socket.

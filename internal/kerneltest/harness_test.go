@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -154,6 +155,9 @@ func threadStates(pid uint32) (string, error) {
 	var states strings.Builder
 	for _, f := range files {
 		b, err := os.ReadFile(f)
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue // it has ended meanwhile
+		}
 		if err != nil {
 			return "", err
 		}
