@@ -172,10 +172,14 @@ func SplitCPUs() (server int, rest []int, err error) {
 // Favour moves a process to the given CPUs and gives it precedence over the
 // other work of this machine, by the lowest nice value. Threads to come inherit
 // both. Where the kernel shares the CPU between sessions first (autogroup), the
-// nice value counts within the session only, and the session gets one, too.
+// nice value counts within the session only, and the session gets one, too. It
+// gets none where the kernel has no such groups (ENOENT) or where no session was
+// made since boot, as in some containers: the process is in the root group then,
+// whose share cannot be set (EINVAL), and its nice value counts as it is.
 func Favour(pid int, cpus ...int) error {
 	session := fmt.Sprintf("/proc/%d/autogroup", pid)
-	if err := os.WriteFile(session, []byte("-20"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+	err := os.WriteFile(session, []byte("-20"), 0)
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("nice value of a session: %w", err)
 	}
 	var set unix.CPUSet
