@@ -130,9 +130,10 @@ __noinline int remember_stretch(struct thread *t, struct stretch *n)
 		joined.ns += n->ns;
 		if (n->depth > joined.depth)
 			joined.depth = n->depth;
-		/* the latest end stays first */
-		for (__u32 j = i; j > 0; j--)
-			*latest(t, j) = *latest(t, j - 1);
+		/* the latest end stays first; a loop from i down is endless to the verifier of 6.1 */
+		for (__u32 j = JOIN_AMONG - 1; j > 0; j--)
+			if (j <= i)
+				*latest(t, j) = *latest(t, j - 1);
 		*latest(t, 0) = joined;
 		return 0;
 	}

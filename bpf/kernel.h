@@ -166,6 +166,9 @@ struct iov_iter {
 	unsigned long count;
 	unsigned long nr_segs;
 };
+struct iov_iter___before_6_4 {
+	const void *iov;
+};
 struct msghdr {
 	struct iov_iter msg_iter;
 };

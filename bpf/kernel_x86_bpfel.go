@@ -512,72 +512,79 @@ type KernelThread struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	KernelMapArrivals             = "arrivals"
-	KernelMapChainCpus            = "chain_cpus"
-	KernelMapConns                = "conns"
-	KernelMapCounters             = "counters"
-	KernelMapHeadBuffers          = "head_buffers"
-	KernelMapLanes                = "lanes"
-	KernelMapPorts                = "ports"
-	KernelMapProcesses            = "processes"
-	KernelMapRing                 = "ring"
-	KernelMapSoftirqs             = "softirqs"
-	KernelMapStops                = "stops"
-	KernelMapThreads              = "threads"
-	KernelProgCompactionBegin     = "compaction_begin"
-	KernelProgCompactionEnd       = "compaction_end"
-	KernelProgContentionBegin     = "contention_begin"
-	KernelProgContentionEnd       = "contention_end"
-	KernelProgDataReady           = "data_ready"
-	KernelProgDevQueue            = "dev_queue"
-	KernelProgDevXmit             = "dev_xmit"
-	KernelProgDirectReclaimBegin  = "direct_reclaim_begin"
-	KernelProgDirectReclaimEnd    = "direct_reclaim_end"
-	KernelProgMemcgReclaimBegin   = "memcg_reclaim_begin"
-	KernelProgMemcgReclaimEnd     = "memcg_reclaim_end"
-	KernelProgPageFaultKernel     = "page_fault_kernel"
-	KernelProgPageFaultMajor      = "page_fault_major"
-	KernelProgPageFaultMinor      = "page_fault_minor"
-	KernelProgPageFaultUser       = "page_fault_user"
-	KernelProgProcessExec         = "process_exec"
-	KernelProgProcessExit         = "process_exit"
-	KernelProgProcessFork         = "process_fork"
-	KernelProgRecvLength          = "recv_length"
-	KernelProgSchedSwitch         = "sched_switch"
-	KernelProgSchedWaking         = "sched_waking"
-	KernelProgSendLength          = "send_length"
-	KernelProgSendmsgLocked       = "sendmsg_locked"
-	KernelProgSockSetState        = "sock_set_state"
-	KernelProgSoftirqEntry        = "softirq_entry"
-	KernelProgSoftirqExit         = "softirq_exit"
-	KernelProgSoftirqRaise        = "softirq_raise"
-	KernelProgTcpAck              = "tcp_ack"
-	KernelProgTcpRetransmit       = "tcp_retransmit"
-	KernelProgTrackThreads        = "track_threads"
-	KernelVarChains               = "chains"
-	KernelVarCloseFlagsType       = "close_flags_type"
-	KernelVarCloseRecordType      = "close_record_type"
-	KernelVarConnsLosing          = "conns_losing"
-	KernelVarConnsOpen            = "conns_open"
-	KernelVarCounterType          = "counter_type"
-	KernelVarHeadFlagsType        = "head_flags_type"
-	KernelVarHeadRecordType       = "head_record_type"
-	KernelVarMinDuration          = "min_duration"
-	KernelVarNuma                 = "numa"
-	KernelVarOccurrenceFlagsType  = "occurrence_flags_type"
-	KernelVarOccurrenceRecordType = "occurrence_record_type"
-	KernelVarPending              = "pending"
-	KernelVarPendingNext          = "pending_next"
-	KernelVarPendingSlots         = "pending_slots"
-	KernelVarPreemptCountAt       = "preempt_count_at"
-	KernelVarProcessFlagsType     = "process_flags_type"
-	KernelVarProcessRecordType    = "process_record_type"
-	KernelVarProgressFlagsType    = "progress_flags_type"
-	KernelVarProgressRecordType   = "progress_record_type"
-	KernelVarRecordKindType       = "record_kind_type"
-	KernelVarRetransmitFlagsType  = "retransmit_flags_type"
-	KernelVarRetransmitRecordType = "retransmit_record_type"
-	KernelVarStageType            = "stage_type"
+	KernelMapArrivals                 = "arrivals"
+	KernelMapChainCpus                = "chain_cpus"
+	KernelMapConns                    = "conns"
+	KernelMapCounters                 = "counters"
+	KernelMapHeadBuffers              = "head_buffers"
+	KernelMapLanes                    = "lanes"
+	KernelMapPorts                    = "ports"
+	KernelMapProcesses                = "processes"
+	KernelMapRing                     = "ring"
+	KernelMapSoftirqs                 = "softirqs"
+	KernelMapStops                    = "stops"
+	KernelMapThreads                  = "threads"
+	KernelProgCompactionBegin         = "compaction_begin"
+	KernelProgCompactionEnd           = "compaction_end"
+	KernelProgContentionBegin         = "contention_begin"
+	KernelProgContentionEnd           = "contention_end"
+	KernelProgDataReady               = "data_ready"
+	KernelProgDataReadyFentry         = "data_ready_fentry"
+	KernelProgDevQueue                = "dev_queue"
+	KernelProgDevXmit                 = "dev_xmit"
+	KernelProgDirectReclaimBegin      = "direct_reclaim_begin"
+	KernelProgDirectReclaimEnd        = "direct_reclaim_end"
+	KernelProgMemcgReclaimBegin       = "memcg_reclaim_begin"
+	KernelProgMemcgReclaimEnd         = "memcg_reclaim_end"
+	KernelProgPageFaultKernel         = "page_fault_kernel"
+	KernelProgPageFaultMajor          = "page_fault_major"
+	KernelProgPageFaultMinor          = "page_fault_minor"
+	KernelProgPageFaultUser           = "page_fault_user"
+	KernelProgProcessExec             = "process_exec"
+	KernelProgProcessExit             = "process_exit"
+	KernelProgProcessFork             = "process_fork"
+	KernelProgRecvLength              = "recv_length"
+	KernelProgRecvLengthFexit         = "recv_length_fexit"
+	KernelProgRecvLengthNonblockFexit = "recv_length_nonblock_fexit"
+	KernelProgSchedSwitch             = "sched_switch"
+	KernelProgSchedWaking             = "sched_waking"
+	KernelProgSendLength              = "send_length"
+	KernelProgSendLengthFexit         = "send_length_fexit"
+	KernelProgSendmsgLocked           = "sendmsg_locked"
+	KernelProgSendmsgLockedFentry     = "sendmsg_locked_fentry"
+	KernelProgSendpageFexit           = "sendpage_fexit"
+	KernelProgSendpageLockedFentry    = "sendpage_locked_fentry"
+	KernelProgSockSetState            = "sock_set_state"
+	KernelProgSoftirqEntry            = "softirq_entry"
+	KernelProgSoftirqExit             = "softirq_exit"
+	KernelProgSoftirqRaise            = "softirq_raise"
+	KernelProgTcpAck                  = "tcp_ack"
+	KernelProgTcpRetransmit           = "tcp_retransmit"
+	KernelProgTrackThreads            = "track_threads"
+	KernelVarChains                   = "chains"
+	KernelVarCloseFlagsType           = "close_flags_type"
+	KernelVarCloseRecordType          = "close_record_type"
+	KernelVarConnsLosing              = "conns_losing"
+	KernelVarConnsOpen                = "conns_open"
+	KernelVarCounterType              = "counter_type"
+	KernelVarHeadFlagsType            = "head_flags_type"
+	KernelVarHeadRecordType           = "head_record_type"
+	KernelVarMinDuration              = "min_duration"
+	KernelVarNuma                     = "numa"
+	KernelVarOccurrenceFlagsType      = "occurrence_flags_type"
+	KernelVarOccurrenceRecordType     = "occurrence_record_type"
+	KernelVarPending                  = "pending"
+	KernelVarPendingNext              = "pending_next"
+	KernelVarPendingSlots             = "pending_slots"
+	KernelVarPreemptCountAt           = "preempt_count_at"
+	KernelVarProcessFlagsType         = "process_flags_type"
+	KernelVarProcessRecordType        = "process_record_type"
+	KernelVarProgressFlagsType        = "progress_flags_type"
+	KernelVarProgressRecordType       = "progress_record_type"
+	KernelVarRecordKindType           = "record_kind_type"
+	KernelVarRetransmitFlagsType      = "retransmit_flags_type"
+	KernelVarRetransmitRecordType     = "retransmit_record_type"
+	KernelVarStageType                = "stage_type"
 )
 
 // LoadKernel returns the embedded CollectionSpec for Kernel.
@@ -622,36 +629,43 @@ type KernelSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelProgramSpecs struct {
-	CompactionBegin    *ebpf.ProgramSpec `ebpf:"compaction_begin"`
-	CompactionEnd      *ebpf.ProgramSpec `ebpf:"compaction_end"`
-	ContentionBegin    *ebpf.ProgramSpec `ebpf:"contention_begin"`
-	ContentionEnd      *ebpf.ProgramSpec `ebpf:"contention_end"`
-	DataReady          *ebpf.ProgramSpec `ebpf:"data_ready"`
-	DevQueue           *ebpf.ProgramSpec `ebpf:"dev_queue"`
-	DevXmit            *ebpf.ProgramSpec `ebpf:"dev_xmit"`
-	DirectReclaimBegin *ebpf.ProgramSpec `ebpf:"direct_reclaim_begin"`
-	DirectReclaimEnd   *ebpf.ProgramSpec `ebpf:"direct_reclaim_end"`
-	MemcgReclaimBegin  *ebpf.ProgramSpec `ebpf:"memcg_reclaim_begin"`
-	MemcgReclaimEnd    *ebpf.ProgramSpec `ebpf:"memcg_reclaim_end"`
-	PageFaultKernel    *ebpf.ProgramSpec `ebpf:"page_fault_kernel"`
-	PageFaultMajor     *ebpf.ProgramSpec `ebpf:"page_fault_major"`
-	PageFaultMinor     *ebpf.ProgramSpec `ebpf:"page_fault_minor"`
-	PageFaultUser      *ebpf.ProgramSpec `ebpf:"page_fault_user"`
-	ProcessExec        *ebpf.ProgramSpec `ebpf:"process_exec"`
-	ProcessExit        *ebpf.ProgramSpec `ebpf:"process_exit"`
-	ProcessFork        *ebpf.ProgramSpec `ebpf:"process_fork"`
-	RecvLength         *ebpf.ProgramSpec `ebpf:"recv_length"`
-	SchedSwitch        *ebpf.ProgramSpec `ebpf:"sched_switch"`
-	SchedWaking        *ebpf.ProgramSpec `ebpf:"sched_waking"`
-	SendLength         *ebpf.ProgramSpec `ebpf:"send_length"`
-	SendmsgLocked      *ebpf.ProgramSpec `ebpf:"sendmsg_locked"`
-	SockSetState       *ebpf.ProgramSpec `ebpf:"sock_set_state"`
-	SoftirqEntry       *ebpf.ProgramSpec `ebpf:"softirq_entry"`
-	SoftirqExit        *ebpf.ProgramSpec `ebpf:"softirq_exit"`
-	SoftirqRaise       *ebpf.ProgramSpec `ebpf:"softirq_raise"`
-	TcpAck             *ebpf.ProgramSpec `ebpf:"tcp_ack"`
-	TcpRetransmit      *ebpf.ProgramSpec `ebpf:"tcp_retransmit"`
-	TrackThreads       *ebpf.ProgramSpec `ebpf:"track_threads"`
+	CompactionBegin         *ebpf.ProgramSpec `ebpf:"compaction_begin"`
+	CompactionEnd           *ebpf.ProgramSpec `ebpf:"compaction_end"`
+	ContentionBegin         *ebpf.ProgramSpec `ebpf:"contention_begin"`
+	ContentionEnd           *ebpf.ProgramSpec `ebpf:"contention_end"`
+	DataReady               *ebpf.ProgramSpec `ebpf:"data_ready"`
+	DataReadyFentry         *ebpf.ProgramSpec `ebpf:"data_ready_fentry"`
+	DevQueue                *ebpf.ProgramSpec `ebpf:"dev_queue"`
+	DevXmit                 *ebpf.ProgramSpec `ebpf:"dev_xmit"`
+	DirectReclaimBegin      *ebpf.ProgramSpec `ebpf:"direct_reclaim_begin"`
+	DirectReclaimEnd        *ebpf.ProgramSpec `ebpf:"direct_reclaim_end"`
+	MemcgReclaimBegin       *ebpf.ProgramSpec `ebpf:"memcg_reclaim_begin"`
+	MemcgReclaimEnd         *ebpf.ProgramSpec `ebpf:"memcg_reclaim_end"`
+	PageFaultKernel         *ebpf.ProgramSpec `ebpf:"page_fault_kernel"`
+	PageFaultMajor          *ebpf.ProgramSpec `ebpf:"page_fault_major"`
+	PageFaultMinor          *ebpf.ProgramSpec `ebpf:"page_fault_minor"`
+	PageFaultUser           *ebpf.ProgramSpec `ebpf:"page_fault_user"`
+	ProcessExec             *ebpf.ProgramSpec `ebpf:"process_exec"`
+	ProcessExit             *ebpf.ProgramSpec `ebpf:"process_exit"`
+	ProcessFork             *ebpf.ProgramSpec `ebpf:"process_fork"`
+	RecvLength              *ebpf.ProgramSpec `ebpf:"recv_length"`
+	RecvLengthFexit         *ebpf.ProgramSpec `ebpf:"recv_length_fexit"`
+	RecvLengthNonblockFexit *ebpf.ProgramSpec `ebpf:"recv_length_nonblock_fexit"`
+	SchedSwitch             *ebpf.ProgramSpec `ebpf:"sched_switch"`
+	SchedWaking             *ebpf.ProgramSpec `ebpf:"sched_waking"`
+	SendLength              *ebpf.ProgramSpec `ebpf:"send_length"`
+	SendLengthFexit         *ebpf.ProgramSpec `ebpf:"send_length_fexit"`
+	SendmsgLocked           *ebpf.ProgramSpec `ebpf:"sendmsg_locked"`
+	SendmsgLockedFentry     *ebpf.ProgramSpec `ebpf:"sendmsg_locked_fentry"`
+	SendpageFexit           *ebpf.ProgramSpec `ebpf:"sendpage_fexit"`
+	SendpageLockedFentry    *ebpf.ProgramSpec `ebpf:"sendpage_locked_fentry"`
+	SockSetState            *ebpf.ProgramSpec `ebpf:"sock_set_state"`
+	SoftirqEntry            *ebpf.ProgramSpec `ebpf:"softirq_entry"`
+	SoftirqExit             *ebpf.ProgramSpec `ebpf:"softirq_exit"`
+	SoftirqRaise            *ebpf.ProgramSpec `ebpf:"softirq_raise"`
+	TcpAck                  *ebpf.ProgramSpec `ebpf:"tcp_ack"`
+	TcpRetransmit           *ebpf.ProgramSpec `ebpf:"tcp_retransmit"`
+	TrackThreads            *ebpf.ProgramSpec `ebpf:"track_threads"`
 }
 
 // KernelMapSpecs contains maps before they are loaded into the kernel.
@@ -787,36 +801,43 @@ type KernelVariables struct {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelPrograms struct {
-	CompactionBegin    *ebpf.Program `ebpf:"compaction_begin"`
-	CompactionEnd      *ebpf.Program `ebpf:"compaction_end"`
-	ContentionBegin    *ebpf.Program `ebpf:"contention_begin"`
-	ContentionEnd      *ebpf.Program `ebpf:"contention_end"`
-	DataReady          *ebpf.Program `ebpf:"data_ready"`
-	DevQueue           *ebpf.Program `ebpf:"dev_queue"`
-	DevXmit            *ebpf.Program `ebpf:"dev_xmit"`
-	DirectReclaimBegin *ebpf.Program `ebpf:"direct_reclaim_begin"`
-	DirectReclaimEnd   *ebpf.Program `ebpf:"direct_reclaim_end"`
-	MemcgReclaimBegin  *ebpf.Program `ebpf:"memcg_reclaim_begin"`
-	MemcgReclaimEnd    *ebpf.Program `ebpf:"memcg_reclaim_end"`
-	PageFaultKernel    *ebpf.Program `ebpf:"page_fault_kernel"`
-	PageFaultMajor     *ebpf.Program `ebpf:"page_fault_major"`
-	PageFaultMinor     *ebpf.Program `ebpf:"page_fault_minor"`
-	PageFaultUser      *ebpf.Program `ebpf:"page_fault_user"`
-	ProcessExec        *ebpf.Program `ebpf:"process_exec"`
-	ProcessExit        *ebpf.Program `ebpf:"process_exit"`
-	ProcessFork        *ebpf.Program `ebpf:"process_fork"`
-	RecvLength         *ebpf.Program `ebpf:"recv_length"`
-	SchedSwitch        *ebpf.Program `ebpf:"sched_switch"`
-	SchedWaking        *ebpf.Program `ebpf:"sched_waking"`
-	SendLength         *ebpf.Program `ebpf:"send_length"`
-	SendmsgLocked      *ebpf.Program `ebpf:"sendmsg_locked"`
-	SockSetState       *ebpf.Program `ebpf:"sock_set_state"`
-	SoftirqEntry       *ebpf.Program `ebpf:"softirq_entry"`
-	SoftirqExit        *ebpf.Program `ebpf:"softirq_exit"`
-	SoftirqRaise       *ebpf.Program `ebpf:"softirq_raise"`
-	TcpAck             *ebpf.Program `ebpf:"tcp_ack"`
-	TcpRetransmit      *ebpf.Program `ebpf:"tcp_retransmit"`
-	TrackThreads       *ebpf.Program `ebpf:"track_threads"`
+	CompactionBegin         *ebpf.Program `ebpf:"compaction_begin"`
+	CompactionEnd           *ebpf.Program `ebpf:"compaction_end"`
+	ContentionBegin         *ebpf.Program `ebpf:"contention_begin"`
+	ContentionEnd           *ebpf.Program `ebpf:"contention_end"`
+	DataReady               *ebpf.Program `ebpf:"data_ready"`
+	DataReadyFentry         *ebpf.Program `ebpf:"data_ready_fentry"`
+	DevQueue                *ebpf.Program `ebpf:"dev_queue"`
+	DevXmit                 *ebpf.Program `ebpf:"dev_xmit"`
+	DirectReclaimBegin      *ebpf.Program `ebpf:"direct_reclaim_begin"`
+	DirectReclaimEnd        *ebpf.Program `ebpf:"direct_reclaim_end"`
+	MemcgReclaimBegin       *ebpf.Program `ebpf:"memcg_reclaim_begin"`
+	MemcgReclaimEnd         *ebpf.Program `ebpf:"memcg_reclaim_end"`
+	PageFaultKernel         *ebpf.Program `ebpf:"page_fault_kernel"`
+	PageFaultMajor          *ebpf.Program `ebpf:"page_fault_major"`
+	PageFaultMinor          *ebpf.Program `ebpf:"page_fault_minor"`
+	PageFaultUser           *ebpf.Program `ebpf:"page_fault_user"`
+	ProcessExec             *ebpf.Program `ebpf:"process_exec"`
+	ProcessExit             *ebpf.Program `ebpf:"process_exit"`
+	ProcessFork             *ebpf.Program `ebpf:"process_fork"`
+	RecvLength              *ebpf.Program `ebpf:"recv_length"`
+	RecvLengthFexit         *ebpf.Program `ebpf:"recv_length_fexit"`
+	RecvLengthNonblockFexit *ebpf.Program `ebpf:"recv_length_nonblock_fexit"`
+	SchedSwitch             *ebpf.Program `ebpf:"sched_switch"`
+	SchedWaking             *ebpf.Program `ebpf:"sched_waking"`
+	SendLength              *ebpf.Program `ebpf:"send_length"`
+	SendLengthFexit         *ebpf.Program `ebpf:"send_length_fexit"`
+	SendmsgLocked           *ebpf.Program `ebpf:"sendmsg_locked"`
+	SendmsgLockedFentry     *ebpf.Program `ebpf:"sendmsg_locked_fentry"`
+	SendpageFexit           *ebpf.Program `ebpf:"sendpage_fexit"`
+	SendpageLockedFentry    *ebpf.Program `ebpf:"sendpage_locked_fentry"`
+	SockSetState            *ebpf.Program `ebpf:"sock_set_state"`
+	SoftirqEntry            *ebpf.Program `ebpf:"softirq_entry"`
+	SoftirqExit             *ebpf.Program `ebpf:"softirq_exit"`
+	SoftirqRaise            *ebpf.Program `ebpf:"softirq_raise"`
+	TcpAck                  *ebpf.Program `ebpf:"tcp_ack"`
+	TcpRetransmit           *ebpf.Program `ebpf:"tcp_retransmit"`
+	TrackThreads            *ebpf.Program `ebpf:"track_threads"`
 }
 
 func (p *KernelPrograms) Close() error {
@@ -826,6 +847,7 @@ func (p *KernelPrograms) Close() error {
 		p.ContentionBegin,
 		p.ContentionEnd,
 		p.DataReady,
+		p.DataReadyFentry,
 		p.DevQueue,
 		p.DevXmit,
 		p.DirectReclaimBegin,
@@ -840,10 +862,16 @@ func (p *KernelPrograms) Close() error {
 		p.ProcessExit,
 		p.ProcessFork,
 		p.RecvLength,
+		p.RecvLengthFexit,
+		p.RecvLengthNonblockFexit,
 		p.SchedSwitch,
 		p.SchedWaking,
 		p.SendLength,
+		p.SendLengthFexit,
 		p.SendmsgLocked,
+		p.SendmsgLockedFentry,
+		p.SendpageFexit,
+		p.SendpageLockedFentry,
 		p.SockSetState,
 		p.SoftirqEntry,
 		p.SoftirqExit,

@@ -213,7 +213,9 @@ static __always_inline void switched_in(struct thread *t, int from_idle, __u64 n
 		if (l) {
 			lane_to(l, stage_running(t), now);
 			l->ns[STAGE_RUN_QUEUE] -= waited;
-			l->ns[class] += waited;
+			asm volatile("" : "+r"(class)); /* … nor here, before 6.12 */
+			if (class < THREAD_STAGES)
+				l->ns[class] += waited;
 		}
 		return;
 	}

@@ -15,11 +15,12 @@ import (
 //go:embed src/*.c
 var source embed.FS
 
-// Build compiles the server to the file out; it needs gcc.
+// Build compiles the server to the file out; it needs gcc, whose further flags
+// may be given.
 //
 // The server is called with a port, the path of its FILE, and -loop for an event
 // loop in place of a thread per connection. It prints "ready" when it listens.
-func Build(out string) error {
+func Build(out string, flags ...string) error {
 	dir, err := os.MkdirTemp("", "cserver-")
 	if err != nil {
 		return err
@@ -28,7 +29,8 @@ func Build(out string) error {
 	if err := os.CopyFS(dir, source); err != nil {
 		return err
 	}
-	b, err := exec.Command("gcc", "-O1", "-Wall", "-pthread", "-o", out, filepath.Join(dir, "src", "server.c")).CombinedOutput()
+	args := append([]string{"-O1", "-Wall", "-pthread", "-o", out}, flags...)
+	b, err := exec.Command("gcc", append(args, filepath.Join(dir, "src", "server.c"))...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("compile the C server (apt-get install gcc libc6-dev): %w: %s", err, b)
 	}

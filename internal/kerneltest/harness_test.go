@@ -47,7 +47,13 @@ type server struct {
 	file string // that /read, /direct and /map use
 }
 
+// builtServer in the environment is the C server, where there is no compiler.
+const builtServer = "EBPFLLM_KERNELTEST_SERVER"
+
 var compile = sync.OnceValues(func() (string, error) {
+	if built := os.Getenv(builtServer); built != "" {
+		return built, nil
+	}
 	out := filepath.Join(os.TempDir(), fmt.Sprintf("ebpfllm-kerneltest-%d", os.Getpid()))
 	return out, cserver.Build(out)
 })

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	if binary, err := compile(); err == nil {
+	if binary, err := compile(); err == nil && os.Getenv(builtServer) == "" {
 		_ = os.Remove(binary)
 	}
 	os.Exit(code)

@@ -64,7 +64,7 @@ type Probe struct {
 	logger  *zap.Logger
 	objects *ebpf.Collection
 	ring    *ringbuf.Reader
-	failed  map[string]error // by program: why it is not attached
+	chosen  map[string]choice // by hook
 	noChain error            // why wake-up chains are not followed; nil if they are
 
 	mu        sync.Mutex // guards what follows
@@ -112,23 +112,24 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 	spec.Maps["ring"].MaxEntries = uint32(cfg.RingBytes)
 
 	p := &Probe{
-		cfg: cfg, logger: logger, failed: map[string]error{}, noChain: noChain,
+		cfg: cfg, logger: logger, chosen: map[string]choice{}, noChain: noChain,
 		detach: map[string]func() error{}, processes: map[uint32]Tracking{},
 	}
-	use := wanted(cfg.Disabled)
-	for _, h := range hooks {
-		if !slices.Contains(use, h) {
-			delete(spec.Programs, h.program)
+	load := map[string]*ebpf.ProgramSpec{"track_threads": spec.Programs["track_threads"]}
+	for _, h := range wanted(cfg.Disabled) {
+		if h.unneeded(kernel) {
 			continue
 		}
-		if err := h.missing(kernel); err != nil {
-			if h.core {
-				return nil, fmt.Errorf("cannot watch requests: %w", err)
-			}
-			p.failed[h.program] = err
-			delete(spec.Programs, h.program)
+		c := h.choose(kernel, spec.Programs, try)
+		if c.err != nil && h.core {
+			return nil, fmt.Errorf("cannot watch requests: %w", explain(c.err))
+		}
+		p.chosen[h.name] = c
+		if c.err == nil {
+			load[c.way.program] = spec.Programs[c.way.program]
 		}
 	}
+	spec.Programs = load
 	p.objects, err = ebpf.NewCollection(spec)
 	if err != nil {
 		return nil, fmt.Errorf("load the kernel programs: %w", explain(err))
@@ -141,19 +142,16 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 	if p.ring, err = ringbuf.NewReader(p.objects.Maps["ring"]); err != nil {
 		return nil, fmt.Errorf("open the ring buffer: %w", err)
 	}
-	// only a trial tells what this kernel lets us have
-	for _, h := range use {
-		if err := p.failed[h.after]; err != nil && p.failed[h.program] == nil {
-			p.failed[h.program] = err
-		}
-		if p.failed[h.program] != nil {
+	for _, h := range p.use() {
+		if c := p.chosen[h.after]; c.err != nil {
+			p.chosen[h.name] = choice{err: c.err}
 			continue
 		}
 		if err = p.attach(h); err != nil {
 			if h.core {
 				return nil, fmt.Errorf("cannot watch requests: %w", explain(err))
 			}
-			p.failed[h.program] = err
+			p.chosen[h.name] = choice{err: err}
 			err = nil
 		}
 	}
@@ -162,7 +160,7 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 
 // Report tells of each stage how it is measured, or why it is not.
 func (p *Probe) Report() []StageReport {
-	list := report(p.cfg.Disabled, p.failed)
+	list := report(p.cfg.Disabled, p.chosen)
 	for i := range list {
 		if r := &list[i]; r.Stage == stage.Wait && r.Available && p.noChain != nil {
 			r.Reason = "in part: wake-up chains are not followed: " + p.noChain.Error()
@@ -182,15 +180,27 @@ func (p *Probe) Unavailable() []stage.Stage {
 	return list
 }
 
+// use lists the hooks that can be had.
+func (p *Probe) use() []*hook {
+	var list []*hook
+	for _, h := range hooks {
+		if c, ok := p.chosen[h.name]; ok && c.err == nil {
+			list = append(list, h)
+		}
+	}
+	return list
+}
+
 func (p *Probe) attach(h *hook) error {
-	if p.detach[h.program] != nil {
+	if p.detach[h.name] != nil {
 		return nil
 	}
-	detach, err := h.attach(p.objects.Programs[h.program])
+	w := p.chosen[h.name].way
+	detach, err := w.attach(p.objects.Programs[w.program])
 	if err != nil {
 		return err
 	}
-	p.detach[h.program] = detach
+	p.detach[h.name] = detach
 	return nil
 }
 
@@ -205,15 +215,15 @@ func (p *Probe) settle() error {
 		need = sockets
 	}
 	var errs []error
-	use := wanted(p.cfg.Disabled)
+	use := p.use()
 	for _, h := range use {
-		if h.load <= need && p.failed[h.program] == nil {
+		if h.load <= need {
 			errs = append(errs, p.attach(h))
 		}
 	}
 	for _, h := range slices.Backward(use) {
-		if detach := p.detach[h.program]; detach != nil && h.load > need {
-			delete(p.detach, h.program)
+		if detach := p.detach[h.name]; detach != nil && h.load > need {
+			delete(p.detach, h.name)
 			errs = append(errs, detach())
 		}
 	}

@@ -22,6 +22,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/ebpfllm/ebpfllm/internal/cserver"
 )
 
 func main() {
@@ -80,7 +82,11 @@ func testAll(ctx context.Context, chosen []string, run, out string, verbose bool
 			return fmt.Errorf("no kernel %q: there are %v", name, kernels)
 		}
 	}
-	programs := []program{{pkg: "./internal/kerneltest", args: []string{"-test.v", "-test.timeout=" + timeout.String()}}}
+	pkg := os.Getenv("V4PKG")
+	if pkg == "" {
+		pkg = "./internal/kerneltest"
+	}
+	programs := []program{{pkg: pkg, args: []string{"-test.v", "-test.timeout=" + timeout.String()}}}
 	if run != "" {
 		programs[0].args = append(programs[0].args, "-test.run="+run)
 	}
@@ -198,6 +204,9 @@ func (p program) install(dir string) error {
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if b, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("building the tests of %s: %w: %s", p.pkg, err, b)
+	}
+	if err := cserver.Build(filepath.Join(dir, "server"), "-static"); err != nil {
+		return err
 	}
 	return os.WriteFile(filepath.Join(dir, name+".args"), []byte(strings.Join(p.args, " ")), 0o644)
 }

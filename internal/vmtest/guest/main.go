@@ -147,7 +147,7 @@ func run(out *os.File) int {
 		}
 		cmd := exec.Command(p, strings.Fields(string(args))...)
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "HOME=/tmp", "PATH=/tests", "TMPDIR=/tmp")
+		cmd.Env = append(os.Environ(), "HOME=/tmp", "PATH=/tests", "TMPDIR=/tmp", "EBPFLLM_KERNELTEST_SERVER=/tests/server")
 		cmd.Stdout, cmd.Stderr = out, out
 		fmt.Fprintf(out, "guest: run %s\n", filepath.Base(p))
 		if err := cmd.Run(); err != nil {
