@@ -54,6 +54,9 @@ func serveGo(addr string) {
 			<-time.After(2 * time.Millisecond)
 		}
 	})
+	http.HandleFunc("/file", func(w http.ResponseWriter, r *http.Request) {
+		http.ServeFile(w, r, os.Args[0]) // by sendfile
+	})
 	http.HandleFunc("/flock", func(_ http.ResponseWriter, _ *http.Request) {
 		f, err := os.OpenFile(os.Getenv("LOCK"), os.O_RDWR|os.O_CREATE, 0o600)
 		if err != nil {

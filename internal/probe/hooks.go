@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -237,9 +238,9 @@ func (w *way) attach(p *ebpf.Program) (func() error, error) {
 }
 
 // attachPerf attaches the program to the software event on every online CPU.
-func attachPerf(w *way, p *ebpf.Program) (detach func() error, err error) {
+func attachPerf(w *way, p *ebpf.Program) (_ func() error, err error) {
 	var fds []int
-	detach = func() error {
+	detach := func() error {
 		var errs []error
 		for _, fd := range fds {
 			errs = append(errs, unix.Close(fd))
@@ -256,7 +257,7 @@ func attachPerf(w *way, p *ebpf.Program) (detach func() error, err error) {
 		return nil, err
 	}
 	attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_SOFTWARE, Config: w.event, Sample: 1, Bits: unix.PerfBitDisabled}
-	attr.Size = uint32(unix.PERF_ATTR_SIZE_VER8)
+	attr.Size = uint32(unsafe.Sizeof(attr)) // as much as is ours: an older kernel refuses more unless it is zero
 	for _, cpu := range cpus {
 		fd, err := unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
 		if err != nil {

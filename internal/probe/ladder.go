@@ -22,7 +22,8 @@ type choice struct {
 
 // choose takes the first way of the hook that the kernel has with the arguments that its program takes, whose
 // program calls nothing that the kernel lacks, and that a trial succeeds with: what the kernel's type information
-// names may still be refused by its configuration or by whoever confines us.
+// names may still be refused by its configuration or by whoever confines us. The last way needs no trial, since
+// there is nothing to step down to.
 func (h *hook) choose(kernel *btf.Spec, programs map[string]*ebpf.ProgramSpec, trial func(*way) error) choice {
 	var c choice
 	for i := range h.ways {
@@ -31,7 +32,7 @@ func (h *hook) choose(kernel *btf.Spec, programs map[string]*ebpf.ProgramSpec, t
 		if err == nil {
 			err = lacksHelper(kernel, programs[w.program])
 		}
-		if err == nil {
+		if err == nil && i < len(h.ways)-1 {
 			err = trial(w)
 		}
 		if err == nil {
@@ -129,9 +130,6 @@ func lacksHelper(kernel *btf.Spec, program *ebpf.ProgramSpec) error {
 
 // try attaches a program that does nothing, and detaches it at once.
 func try(w *way) error {
-	if w.kind == event {
-		return nil // the program itself is tried
-	}
 	p, err := ebpf.NewProgramWithOptions(&ebpf.ProgramSpec{
 		Name:         "trial",
 		Type:         ebpf.Tracing,

@@ -97,6 +97,10 @@ func TestTheFirstWayIsTakenThatTheKernelAllows(t *testing.T) {
 			reasons: []string{"tp_btf/read_length: operation not permitted"},
 		},
 		{
+			name: "the last way is not tried", functions: points{"read": proto(sock, number, msg)}, helpers: all, refuse: "left_old", want: "left_old",
+			reasons: []string{"no such tracepoint", "its arguments are"},
+		},
+		{
 			name: "no way at all", functions: points{"read": proto(sock, msg)}, helpers: all, refuse: "left",
 			reasons: []string{"no such tracepoint", "fexit/read: operation not permitted", "its arguments are"},
 		},

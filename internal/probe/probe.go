@@ -65,7 +65,7 @@ type Probe struct {
 	objects *ebpf.Collection
 	ring    *ringbuf.Reader
 	chosen  map[string]choice // by hook
-	noChain error            // why wake-up chains are not followed; nil if they are
+	noChain error             // why wake-up chains are not followed; nil if they are
 
 	mu        sync.Mutex // guards what follows
 	detach    map[string]func() error

@@ -145,7 +145,7 @@ func test(ctx context.Context, k kernel, cache string, programs []program, verbo
 
 var (
 	verdict  = regexp.MustCompile(`^--- (PASS|FAIL|SKIP): (\S+)`)
-	hookLine = regexp.MustCompile(`hook: stage=(\S+) hook=(\S+)`)
+	hookLine = regexp.MustCompile(`^hook: stage=(\S+) hook=(.+)$`)
 )
 
 // take reads a line of what the tests print.

@@ -13,6 +13,7 @@
  *   /direct      reads FILE past the page cache, likewise
  *   /map         touches a mapping of FILE, page by page, likewise
  *   /touch?MIB   touches fresh memory
+ *   /spawn?N     starts N processes, each of which ends at once
  *   /accept?MS   answers; the next accept but one, at the latest, waits for MS
  *   /accept_cpu?MS  the same, but computing
  *   /accepted?MS answers; the event loop computes for MS after its next accept
@@ -50,6 +51,7 @@
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -174,6 +176,14 @@ static void delay(const char *path, long arg)
 		for (long i = 0; i < n; i += 4096)
 			p[i] = 1;
 		munmap(p, n);
+	} else if (!strcmp(path, "/spawn")) {
+		for (long i = 0; i < arg; i++) {
+			pid_t child = vfork();
+			if (!child)
+				_exit(0);
+			if (child < 0 || waitpid(child, 0, 0) != child)
+				perror("spawn");
+		}
 	}
 }
 
