@@ -16,7 +16,7 @@ export GOTOOLCHAIN ?= local
 export EBPFLLM_COLLECTOR := $(CURDIR)/$(DIST)
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-full generate generate-ocb test truth truth-docs demo demo-llamacpp run bench bench-overhead bench-receiver soak lint fmt backends test-backends clean
+.PHONY: help build build-full generate generate-ocb test test-kernels kernels-docs truth truth-docs demo demo-llamacpp run bench bench-overhead bench-receiver soak lint fmt backends test-backends clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -45,6 +45,15 @@ test: build ## run every test; as root the kernel tests run too
 	@mkdir -p out
 	$(TOOLS) gotestsum --format pkgname --format-hide-empty-pkg --jsonfile out/test.json --post-run-command internal/tools/counts.sh \
 		--raw-command -- internal/tools/gotest.sh "$(if $(filter ./...,$(PKGS)),$(MODULES),.)" -count 1 -timeout 20m $(TESTFLAGS) $(PKGS)
+
+# Which kernels; e.g. make test-kernels KERNELS=6.1,6.12 KERNELFLAGS=-v
+KERNELS := 5.10,6.1,6.12,newest
+test-kernels: ## run the kernel tests on other kernels, in emulated machines; writes out/kernels.json (needs qemu-system-x86, cpio, kmod, e2fsprogs, xz-utils, zstd, lz4, gcc)
+	@mkdir -p out
+	go run ./internal/vmtest -kernels $(KERNELS) $(KERNELFLAGS)
+
+kernels-docs: ## put the table of out/kernels.json into docs/kernels.md
+	go run ./internal/vmtest -docs docs/kernels.md
 
 truth: ## inject known faults and hold what the receiver says of them to its bars; SCENARIO='host/lock' runs some, TRUTHFLAGS=-quick the short list (as root)
 	go run ./internal/truthlab $(if $(SCENARIO),-run '$(SCENARIO)' -add) $(TRUTHFLAGS)

@@ -552,8 +552,8 @@ const (
 	KernelProgSendLengthFexit         = "send_length_fexit"
 	KernelProgSendmsgLocked           = "sendmsg_locked"
 	KernelProgSendmsgLockedFentry     = "sendmsg_locked_fentry"
-	KernelProgSendpageFexit           = "sendpage_fexit"
-	KernelProgSendpageLockedFentry    = "sendpage_locked_fentry"
+	KernelProgSendpagesFentry         = "sendpages_fentry"
+	KernelProgSendpagesFexit          = "sendpages_fexit"
 	KernelProgSockSetState            = "sock_set_state"
 	KernelProgSoftirqEntry            = "softirq_entry"
 	KernelProgSoftirqExit             = "softirq_exit"
@@ -657,8 +657,8 @@ type KernelProgramSpecs struct {
 	SendLengthFexit         *ebpf.ProgramSpec `ebpf:"send_length_fexit"`
 	SendmsgLocked           *ebpf.ProgramSpec `ebpf:"sendmsg_locked"`
 	SendmsgLockedFentry     *ebpf.ProgramSpec `ebpf:"sendmsg_locked_fentry"`
-	SendpageFexit           *ebpf.ProgramSpec `ebpf:"sendpage_fexit"`
-	SendpageLockedFentry    *ebpf.ProgramSpec `ebpf:"sendpage_locked_fentry"`
+	SendpagesFentry         *ebpf.ProgramSpec `ebpf:"sendpages_fentry"`
+	SendpagesFexit          *ebpf.ProgramSpec `ebpf:"sendpages_fexit"`
 	SockSetState            *ebpf.ProgramSpec `ebpf:"sock_set_state"`
 	SoftirqEntry            *ebpf.ProgramSpec `ebpf:"softirq_entry"`
 	SoftirqExit             *ebpf.ProgramSpec `ebpf:"softirq_exit"`
@@ -829,8 +829,8 @@ type KernelPrograms struct {
 	SendLengthFexit         *ebpf.Program `ebpf:"send_length_fexit"`
 	SendmsgLocked           *ebpf.Program `ebpf:"sendmsg_locked"`
 	SendmsgLockedFentry     *ebpf.Program `ebpf:"sendmsg_locked_fentry"`
-	SendpageFexit           *ebpf.Program `ebpf:"sendpage_fexit"`
-	SendpageLockedFentry    *ebpf.Program `ebpf:"sendpage_locked_fentry"`
+	SendpagesFentry         *ebpf.Program `ebpf:"sendpages_fentry"`
+	SendpagesFexit          *ebpf.Program `ebpf:"sendpages_fexit"`
 	SockSetState            *ebpf.Program `ebpf:"sock_set_state"`
 	SoftirqEntry            *ebpf.Program `ebpf:"softirq_entry"`
 	SoftirqExit             *ebpf.Program `ebpf:"softirq_exit"`
@@ -870,8 +870,8 @@ func (p *KernelPrograms) Close() error {
 		p.SendLengthFexit,
 		p.SendmsgLocked,
 		p.SendmsgLockedFentry,
-		p.SendpageFexit,
-		p.SendpageLockedFentry,
+		p.SendpagesFentry,
+		p.SendpagesFexit,
 		p.SockSetState,
 		p.SoftirqEntry,
 		p.SoftirqExit,

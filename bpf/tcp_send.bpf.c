@@ -11,7 +11,7 @@
  * Kernels: tcp_sendmsg_locked from 6.16, sock_send_length from 6.3, the
  * device's tracepoints everywhere. Before that, where functions can be hooked:
  * tcp_sendmsg_locked itself, and the return of tcp_sendmsg. Up to 6.4 sendfile
- * and splice send by tcp_sendpage instead.
+ * and splice send by do_tcp_sendpages instead; compilers make one with it of what calls it.
  */
 #include "chain.h"
 #include "head.h"
@@ -233,8 +233,8 @@ int BPF_PROG(sendmsg_locked_fentry, struct sock *sk, struct msghdr *msg)
 }
 
 /* up to 6.4: (sk, page, offset, size, flags) */
-SEC("fentry/tcp_sendpage_locked")
-int BPF_PROG(sendpage_locked_fentry, struct sock *sk, void *page, int offset, unsigned long size)
+SEC("fentry/do_tcp_sendpages")
+int BPF_PROG(sendpages_fentry, struct sock *sk, void *page, int offset, unsigned long size)
 {
 	return on_send(sk, 0, size);
 }
@@ -368,8 +368,8 @@ int BPF_PROG(send_length_fexit, struct sock *sk, struct msghdr *msg, unsigned lo
 }
 
 /* up to 6.4: (sk, page, offset, size, flags) */
-SEC("fexit/tcp_sendpage")
-int BPF_PROG(sendpage_fexit, struct sock *sk, void *page, int offset, unsigned long size, int flags, int ret)
+SEC("fexit/do_tcp_sendpages")
+int BPF_PROG(sendpages_fexit, struct sock *sk, void *page, int offset, unsigned long size, int flags, int ret)
 {
 	return on_sent(sk, ret);
 }

@@ -95,3 +95,15 @@ func TestEachStageIsMeasuredByTheHookOfThisKernel(t *testing.T) {
 		assert.NotContains(t, got[s].Reason, "in part", s)
 	}
 }
+
+// Below the floor the start is refused with the reason and the remedy, before anything is loaded.
+func TestAKernelBelowTheFloorIsRefused(t *testing.T) {
+	requireRoot(t)
+	if kernelRelease(t) >= 5014 {
+		t.Skip("this kernel is not below the floor")
+	}
+	_, err := probe.New(probe.Config{RingBytes: 1 << 16}, zap.NewNop())
+	require.ErrorContains(t, err, "is too old")
+	require.ErrorContains(t, err, "from 5.14 on")
+	assert.Empty(t, holds(t).programs)
+}

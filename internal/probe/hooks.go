@@ -98,11 +98,11 @@ var hooks = []*hook{
 		{tracepoint, "sendmsg_locked", "tcp_sendmsg_locked", "sock*, msghdr*", 0, "6.16"},
 		{entry, "sendmsg_locked_fentry", "tcp_sendmsg_locked", "sock*, msghdr*", 0, functions},
 	}},
-	{name: "sendpage", load: scheduler, core: true, gone: true, ways: []way{
-		{exit, "sendpage_fexit", "tcp_sendpage", "sock*, page*, int, size_t, int", 0, functions},
+	{name: "sendpages_end", load: scheduler, core: true, gone: true, ways: []way{
+		{exit, "sendpages_fexit", "do_tcp_sendpages", "sock*, page*, int, size_t, int", 0, functions},
 	}},
-	{name: "sendpage_locked", load: scheduler, core: true, gone: true, ways: []way{
-		{entry, "sendpage_locked_fentry", "tcp_sendpage_locked", "sock*, page*, int, size_t", 0, functions},
+	{name: "sendpages", load: scheduler, core: true, gone: true, ways: []way{
+		{entry, "sendpages_fentry", "do_tcp_sendpages", "sock*, page*, int, size_t", 0, functions},
 	}},
 	{name: "recv_length", load: sockets, core: true, ways: []way{
 		{tracepoint, "recv_length", "sock_recv_length", "sock*, int, int", 0, "6.3"},

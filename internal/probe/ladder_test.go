@@ -138,3 +138,17 @@ func TestAHookOnAFunctionThatIsGoneIsNotNeeded(t *testing.T) {
 	h.gone = false
 	assert.False(t, h.unneeded(kernelWith(t, nil, nil)))
 }
+
+func TestAKernelBelowTheFloorIsTooOld(t *testing.T) {
+	for release, old := range map[string]bool{
+		"4.18.0-553.el8_10.x86_64": true, "5.10.0-32-cloud-amd64": true, "5.13.19": true,
+		"5.14.0-427.13.1.el9_4.x86_64": false, "6.1.0-57-cloud-amd64": false, "7.3.4+deb13-cloud-amd64": false, "next": false,
+	} {
+		if err := tooOld(release); old {
+			assert.ErrorContains(t, err, release+" is too old")
+			assert.ErrorContains(t, err, "5.14")
+		} else {
+			assert.NoError(t, err)
+		}
+	}
+}

@@ -80,6 +80,9 @@ type Probe struct {
 // finds new programs and ports; Track attaches the rest. The error names what
 // is missing and what to do about it.
 func New(cfg Config, logger *zap.Logger) (*Probe, error) {
+	if err := checkKernel(); err != nil {
+		return nil, err
+	}
 	if err := checkCapabilities(); err != nil {
 		return nil, err
 	}

@@ -20,10 +20,12 @@ type kernel struct {
 	version string // what its release begins with: an update may not silently become another kernel; "" for any
 	pkg     string
 	suite   string
+	tests   []string // those that run there; nil for all of everywhere
 }
 
 // Packages of Debian 12 stay what they are but for security updates; trixie-backports moves.
 var kernels = []kernel{
+	{name: "5.10", version: "5.10.", pkg: "linux-image-cloud-amd64", suite: "bullseye", tests: []string{"TestAKernelBelowTheFloorIsRefused"}},
 	{name: "6.1", version: "6.1.", pkg: "linux-image-cloud-amd64"},
 	{name: "6.12", version: "6.12.", pkg: "linux-image-6.12-cloud-amd64"},
 	{name: "newest", pkg: "linux-image-cloud-amd64", suite: "trixie-backports"},

@@ -22,8 +22,8 @@ type image struct {
 	vmlinux, initramfs, disk string
 }
 
-// prepare makes the image of a kernel that runs the given programs.
-func (u unpacked) prepare(ctx context.Context, work string, tests []program) (image, error) {
+// prepare makes the image of a kernel that runs what lies in tests: each NAME.test, with the arguments in NAME.args.
+func (u unpacked) prepare(ctx context.Context, work, tests string, args ...string) (image, error) {
 	img := image{
 		vmlinux:   filepath.Join(u.root, "vmlinux"),
 		initramfs: filepath.Join(work, "initramfs"),
@@ -35,7 +35,13 @@ func (u unpacked) prepare(ctx context.Context, work string, tests []program) (im
 		}
 	}
 	root := filepath.Join(work, "root")
-	if err := os.MkdirAll(filepath.Join(root, "tests"), 0o755); err != nil {
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return img, err
+	}
+	if err := os.CopyFS(filepath.Join(root, "tests"), os.DirFS(tests)); err != nil {
+		return img, err
+	}
+	if err := os.WriteFile(filepath.Join(root, "tests", "kerneltest.args"), []byte(strings.Join(args, " ")), 0o644); err != nil {
 		return img, err
 	}
 	if err := build(ctx, "./internal/vmtest/guest", filepath.Join(root, "init")); err != nil {
@@ -43,11 +49,6 @@ func (u unpacked) prepare(ctx context.Context, work string, tests []program) (im
 	}
 	if err := u.modules(ctx, filepath.Join(root, "modules")); err != nil {
 		return img, err
-	}
-	for _, p := range tests {
-		if err := p.install(filepath.Join(root, "tests")); err != nil {
-			return img, err
-		}
 	}
 	return img, errors.Join(
 		shell(ctx, root, "find . | cpio --quiet -o -H newc >"+img.initramfs),

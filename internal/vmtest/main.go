@@ -3,7 +3,11 @@
 // Command vmtest runs the tests of the kernel side on other kernels: Debian's, in
 // virtual machines, with the same test binary on each and nothing compiled there.
 // It prints a line for each kernel, writes what it found as JSON, and exits with
-// status 1 if anything failed.
+// status 1 if anything failed. With -docs it makes the table of docs/kernels.md
+// of what was written, and runs nothing.
+//
+// The machines are emulated, some twenty times slower than this one: the tests
+// that run there tell which stage and how often, and not for how long.
 package main
 
 import (
@@ -13,18 +17,35 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ebpfllm/ebpfllm/internal/cserver"
 )
+
+// everywhere are the tests that run in the machines. Each must have ended there:
+// one that does not run is a failure.
+var everywhere = []string{
+	"TestEachStageIsMeasuredByTheHookOfThisKernel",
+	"TestMessages",
+	"TestAFileThatIsSentByTheKernelIsTheResponse",
+	"TestOneProbeNamesEachFault",
+	"TestASlowReaderIsSendBuffer",
+	"TestTenThousandProcessesLeaveNothingBehind",
+	"TestCloseLeavesNothingBehind",
+}
 
 func main() {
 	names := make([]string, 0, len(kernels))
@@ -32,12 +53,20 @@ func main() {
 		names = append(names, k.name)
 	}
 	chosen := flag.String("kernels", strings.Join(names, ","), "the kernels to test on")
-	run := flag.String("run", "", "regular expression: the tests to run; all when empty")
+	run := flag.String("run", "", "regular expression: the tests to run; when empty those that are meant for it")
 	out := flag.String("out", "out/kernels.json", "where to write what was found")
 	verbose := flag.Bool("v", false, "print all that the tests print")
 	timeout := flag.Duration("timeout", 15*time.Minute, "for one kernel")
+	docs := flag.String("docs", "", "put the table of -out into this file, and run nothing")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	if *docs != "" {
+		if err := writeDocs(*docs, *out); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	defer stop()
 	if err := testAll(ctx, strings.Split(*chosen, ","), *run, *out, *verbose, *timeout); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -51,6 +80,7 @@ type report struct {
 }
 
 type outcome struct {
+	kernel  kernel
 	Name    string   `json:"name"`
 	Release string   `json:"release"`
 	Passed  int      `json:"passed"`
@@ -59,7 +89,8 @@ type outcome struct {
 	Stages  []hook   `json:"stages"`
 	Seconds float64  `json:"seconds"`
 	failed  []string // the tests that did
-	skipped []string // and why others did not run
+	skipped []string
+	ended   map[string]bool // those with a verdict
 }
 
 // hook is what a stage is measured by on a kernel.
@@ -82,50 +113,81 @@ func testAll(ctx context.Context, chosen []string, run, out string, verbose bool
 			return fmt.Errorf("no kernel %q: there are %v", name, kernels)
 		}
 	}
-	pkg := os.Getenv("V4PKG")
-	if pkg == "" {
-		pkg = "./internal/kerneltest"
+	work, err := os.MkdirTemp("", "ebpfllm-vm-")
+	if err != nil {
+		return err
 	}
-	programs := []program{{pkg: pkg, args: []string{"-test.v", "-test.timeout=" + timeout.String()}}}
-	if run != "" {
-		programs[0].args = append(programs[0].args, "-test.run="+run)
+	defer os.RemoveAll(work)
+	programs := filepath.Join(work, "tests")
+	if err := install(ctx, programs); err != nil {
+		return err
 	}
 	var r report
-	var failed error
 	for _, k := range kernels {
-		if !slices.Contains(chosen, k.name) {
-			continue
+		if slices.Contains(chosen, k.name) {
+			r.Kernels = append(r.Kernels, outcome{kernel: k, Name: k.name, ended: map[string]bool{}})
 		}
-		o, err := test(ctx, k, cache, programs, verbose, timeout)
-		if err != nil {
-			failed = errors.Join(failed, fmt.Errorf("kernel %s: %w", k.name, err))
-			o.Failed++
-		}
-		r.Kernels = append(r.Kernels, o)
 	}
+	var (
+		failed = make([]error, len(r.Kernels))
+		wg     sync.WaitGroup
+		turn   = make(chan struct{}, runtime.NumCPU()) // each machine keeps one CPU busy
+	)
+	for i := range r.Kernels {
+		wg.Go(func() {
+			turn <- struct{}{}
+			defer func() { <-turn }()
+			o := &r.Kernels[i]
+			tests := o.kernel.tests
+			if tests == nil {
+				tests = everywhere
+			}
+			pattern := run
+			if run == "" {
+				pattern = "^(" + strings.Join(tests, "|") + ")$"
+			}
+			err := o.test(ctx, cache, filepath.Join(work, o.Name), programs, pattern, verbose, timeout)
+			for _, name := range tests {
+				if err == nil && run == "" && !o.ended[name] {
+					err = fmt.Errorf("%s did not run", name)
+				}
+			}
+			if err != nil {
+				failed[i] = fmt.Errorf("kernel %s: %w", o.Name, err)
+				o.Failed++
+			}
+		})
+	}
+	wg.Wait()
 	r.print(os.Stdout)
 	b, err := json.MarshalIndent(r, "", " ")
 	if err != nil {
 		return err
 	}
-	return errors.Join(failed, os.WriteFile(out, append(b, '\n'), 0o644))
+	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(out, append(b, '\n'), 0o644); err != nil {
+		return err
+	}
+	for _, o := range r.Kernels {
+		if len(o.failed) > 0 {
+			failed = append(failed, fmt.Errorf("kernel %s: failed: %s", o.Name, strings.Join(o.failed, ", ")))
+		}
+	}
+	return errors.Join(failed...)
 }
 
-func test(ctx context.Context, k kernel, cache string, programs []program, verbose bool, timeout time.Duration) (outcome, error) {
-	o := outcome{Name: k.name}
-	u, err := k.fetch(ctx, cache)
+// test boots a kernel and takes what its machine says.
+func (o *outcome) test(ctx context.Context, cache, work, programs, run string, verbose bool, timeout time.Duration) error {
+	u, err := o.kernel.fetch(ctx, cache)
 	if err != nil {
-		return o, fmt.Errorf("fetching %s: %w", k.pkg, err)
+		return fmt.Errorf("fetching %s: %w", o.kernel.pkg, err)
 	}
 	o.Release = u.release
-	work, err := os.MkdirTemp("", "ebpfllm-vm-")
+	img, err := u.prepare(ctx, work, programs, "-test.v", "-test.timeout="+timeout.String(), "-test.run="+run)
 	if err != nil {
-		return o, err
-	}
-	defer os.RemoveAll(work)
-	img, err := u.prepare(ctx, work, programs)
-	if err != nil {
-		return o, err
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -133,14 +195,14 @@ func test(ctx context.Context, k kernel, cache string, programs []program, verbo
 	status, err := boot(ctx, img, work, func(line string) {
 		o.take(line)
 		if verbose {
-			fmt.Println(line)
+			fmt.Println(o.Name+":", line)
 		}
 	})
-	o.Seconds = time.Since(begin).Seconds()
+	o.Seconds = math.Round(time.Since(begin).Seconds())
 	if err == nil && status != 0 && o.Failed == 0 {
 		err = fmt.Errorf("the guest ended with status %d", status)
 	}
-	return o, err
+	return err
 }
 
 var (
@@ -157,6 +219,7 @@ func (o *outcome) take(line string) {
 	if m == nil {
 		return
 	}
+	o.ended[m[2]] = m[1] != "SKIP"
 	switch m[1] {
 	case "PASS":
 		o.Passed++
@@ -181,9 +244,6 @@ func (r report) print(to io.Writer) {
 	}
 	_ = w.Flush()
 	for _, o := range r.Kernels {
-		if len(o.failed) > 0 {
-			fmt.Fprintf(to, "%s: failed: %s\n", o.Name, strings.Join(o.failed, ", "))
-		}
 		if len(o.skipped) > 0 {
 			fmt.Fprintf(to, "%s: skipped: %s\n", o.Name, strings.Join(o.skipped, ", "))
 		}
@@ -191,24 +251,18 @@ func (r report) print(to io.Writer) {
 	fmt.Fprintf(to, "%d passed, %d failed\n", passed, failed)
 }
 
-// program is a test binary.
-type program struct {
-	pkg  string
-	args []string
-}
-
-// install builds it, without C so that it needs no library, and what it runs.
-func (p program) install(dir string) error {
-	name := filepath.Base(p.pkg)
-	cmd := exec.Command("go", "test", "-c", "-o", filepath.Join(dir, name+".test"), p.pkg)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if b, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("building the tests of %s: %w: %s", p.pkg, err, b)
-	}
-	if err := cserver.Build(filepath.Join(dir, "server"), "-static"); err != nil {
+// install builds the tests and what they run, with no library that a machine would have to have.
+func install(ctx context.Context, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, name+".args"), []byte(strings.Join(p.args, " ")), 0o644)
+	const pkg = "./internal/kerneltest"
+	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-o", filepath.Join(dir, "kerneltest.test"), pkg)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if b, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building the tests of %s: %w: %s", pkg, err, b)
+	}
+	return cserver.Build(filepath.Join(dir, "server"), "-static")
 }
 
 func build(ctx context.Context, pkg, to string) error {

@@ -147,7 +147,7 @@ func run(out *os.File) int {
 		}
 		cmd := exec.Command(p, strings.Fields(string(args))...)
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "HOME=/tmp", "PATH=/tests", "TMPDIR=/tmp", "EBPFLLM_KERNELTEST_SERVER=/tests/server")
+		cmd.Env = append(os.Environ(), "HOME=/tmp", "PATH=/tests", "TMPDIR=/tmp", "EBPFLLM_KERNELTEST_SERVER=/tests/server", "EBPFLLM_KERNELTEST_EMULATED=1")
 		cmd.Stdout, cmd.Stderr = out, out
 		fmt.Fprintf(out, "guest: run %s\n", filepath.Base(p))
 		if err := cmd.Run(); err != nil {
