@@ -12,9 +12,11 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -104,16 +106,33 @@ var faults = []fault{
 	{name: "SIGSTOP is stopped", path: "/sleep?90", cause: stopAndGo, want: stage.Stopped, least: delayMS * ms},
 }
 
-// stopAndGo stops the server soon, and lets it go on delayMS after that.
-func stopAndGo(_ *testing.T, s *server) func() {
+// stopAndGo stops the server once it sleeps for the request, and lets it go on delayMS after that.
+func stopAndGo(t *testing.T, s *server) func() {
+	t.Helper()
 	done := make(chan struct{})
-	time.AfterFunc(15*time.Millisecond, func() {
+	go func() {
 		defer close(done)
+		if !assert.Eventually(t, s.sleeps, 10*time.Second, time.Millisecond, "no thread of the server sleeps") {
+			return
+		}
 		_ = s.cmd.Process.Signal(syscall.SIGSTOP)
 		<-time.After(delayMS * time.Millisecond)
 		_ = s.cmd.Process.Signal(syscall.SIGCONT)
-	})
+	}()
 	return func() { <-done }
+}
+
+// sleeps tells whether a thread of the server is in nanosleep or clock_nanosleep.
+func (s *server) sleeps() bool {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", s.pid()))
+	for _, f := range files {
+		b, _ := os.ReadFile(f)
+		number, _, _ := strings.Cut(string(b), " ")
+		if number == strconv.Itoa(unix.SYS_NANOSLEEP) || number == strconv.Itoa(unix.SYS_CLOCK_NANOSLEEP) {
+			return true
+		}
+	}
+	return false
 }
 
 // top is the request's largest stage, of the stalls if a stall is wanted: how

@@ -122,7 +122,7 @@ func lacksHelper(kernel *btf.Spec, program *ebpf.ProgramSpec) error {
 	}
 	for _, i := range program.Instructions {
 		if i.IsBuiltinCall() && !slices.ContainsFunc(helpers.Values, func(v btf.EnumValue) bool { return v.Value == uint64(i.Constant) }) {
-			return fmt.Errorf("this kernel lacks the helper %s, which programs need", asm.BuiltinFunc(i.Constant))
+			return fmt.Errorf("this kernel lacks the helper %s, which programs need (Linux 5.17 has all that are used)", asm.BuiltinFunc(i.Constant))
 		}
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 )
 
@@ -18,7 +19,7 @@ import (
 type kernel struct {
 	name    string // as it is asked for on the command line
 	version string // what its release begins with: an update may not silently become another kernel; "" for any
-	pkg     string
+	pkg     string // with a * in the place of a number: of those that there are the one with the largest
 	suite   string
 	tests   []string // those that run there; nil for all of everywhere
 }
@@ -28,6 +29,7 @@ var kernels = []kernel{
 	{name: "5.10", version: "5.10.", pkg: "linux-image-cloud-amd64", suite: "bullseye", tests: []string{"TestAKernelBelowTheFloorIsRefused"}},
 	{name: "6.1", version: "6.1.", pkg: "linux-image-cloud-amd64"},
 	{name: "6.12", version: "6.12.", pkg: "linux-image-6.12-cloud-amd64"},
+	{name: "6.18", version: "6.18.", pkg: "linux-image-6.18.*+deb13-cloud-amd64", suite: "trixie-backports"},
 	{name: "newest", pkg: "linux-image-cloud-amd64", suite: "trixie-backports"},
 }
 
@@ -153,9 +155,36 @@ func (a apt) run(ctx context.Context, dir, program string, args ...string) (stri
 	return string(out), nil
 }
 
+// largest is the package whose name has the largest number in the place of the *.
+func (a apt) largest(ctx context.Context, pkg string) (string, error) {
+	before, after, ok := strings.Cut(pkg, "*")
+	if !ok {
+		return pkg, nil
+	}
+	names, err := a.run(ctx, ".", "apt-cache", "pkgnames", before)
+	if err != nil {
+		return "", err
+	}
+	best := -1
+	for name := range strings.FieldsSeq(names) {
+		number, ok := strings.CutSuffix(strings.TrimPrefix(name, before), after)
+		if n, err := strconv.Atoi(number); ok && err == nil {
+			best = max(best, n)
+		}
+	}
+	if best < 0 {
+		return "", fmt.Errorf("there is no package %s", pkg)
+	}
+	return before + strconv.Itoa(best) + after, nil
+}
+
 // resolve follows a metapackage to the packages with the kernel and its modules.
 func (a apt) resolve(ctx context.Context, pkg string) ([]string, error) {
 	depends := regexp.MustCompile(`(?m)^ *Depends: (linux-(?:image|binary|modules)-[0-9]\S*)`)
+	pkg, err := a.largest(ctx, pkg)
+	if err != nil {
+		return nil, err
+	}
 	pkgs := []string{pkg}
 	for range 4 { // metapackage, image, binary and modules
 		out, err := a.run(ctx, ".", "apt-cache", "depends", "--important", pkgs[0])
