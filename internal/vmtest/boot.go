@@ -32,8 +32,8 @@ func boot(ctx context.Context, img image, work string, result func(line string))
 		"-accel", "tcg", "-cpu", "max", "-machine", "q35", "-smp", "1", "-m", "1536",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-serial", "file:"+console, "-chardev", "pipe,id=results,path="+lines, "-serial", "chardev:results",
-		// 32 MiB/s: a disk is slower than the memory that it is read to, be that emulated
-		"-drive", "file="+img.disk+",if=none,id=d0,format=raw,cache=unsafe,throttling.bps-total=33554432", "-device", "virtio-blk-pci,drive=d0",
+		// 16 MiB/s: a disk is slower than the memory that it is read to, be that emulated
+		"-drive", "file="+img.disk+",if=none,id=d0,format=raw,cache=unsafe,throttling.bps-total=16777216", "-device", "virtio-blk-pci,drive=d0",
 		"-kernel", img.vmlinux, "-initrd", img.initramfs,
 		"-append", "console=ttyS0 loglevel=4 panic=-1 oops=panic no_timer_check random.trust_cpu=on rdinit=/init")
 	var stderr strings.Builder
