@@ -104,6 +104,6 @@ func TestAKernelBelowTheFloorIsRefused(t *testing.T) {
 	}
 	_, err := probe.New(probe.Config{RingBytes: 1 << 16}, zap.NewNop())
 	require.ErrorContains(t, err, "is too old")
-	require.ErrorContains(t, err, "from 5.14 on")
+	require.ErrorContains(t, err, "from Linux 5.14 on")
 	assert.Empty(t, holds(t).programs)
 }

@@ -4,6 +4,7 @@ package kerneltest
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -185,19 +186,24 @@ func TestStagesThatAreOffAreMissingAndNotZero(t *testing.T) {
 	assert.Zero(t, r.Exclusive[stage.PageFault])
 }
 
-// Without privileges the error names what is missing. The child is this test
-// itself, without capabilities.
-func TestWithoutCapabilitiesTheErrorNamesThem(t *testing.T) {
-	if os.Getenv("EBPFLLM_KERNELTEST_UNPRIVILEGED") != "" {
-		_, err := probe.New(probe.Config{RingBytes: 4096}, zap.NewNop())
-		require.ErrorContains(t, err, "CAP_BPF and CAP_PERFMON")
-		require.ErrorContains(t, err, "setcap")
+// Another user than root needs two capabilities to load and attach everything, and
+// where one is missing the error names it. The child is this test itself.
+func TestTwoCapabilitiesAreEnoughAndAMissingOneIsNamed(t *testing.T) {
+	const wantEnv = "EBPFLLM_KERNELTEST_WITHOUT"
+	if want, ok := os.LookupEnv(wantEnv); ok {
+		p, err := probe.New(probe.Config{RingBytes: 4096}, zap.NewNop())
+		if want != "" {
+			require.ErrorContains(t, err, "missing "+want+":")
+			require.ErrorContains(t, err, "setcap")
+			return
+		}
+		require.NoError(t, err)
+		assert.Empty(t, p.Unavailable(), "%+v", p.Report())
+		require.NoError(t, p.Track(uint32(os.Getpid()), probe.Tracking{}))
+		require.NoError(t, p.Close())
 		return
 	}
 	requireRoot(t)
-	cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v")
-	cmd.Env = append(os.Environ(), "EBPFLLM_KERNELTEST_UNPRIVILEGED=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	// a place that this user can enter and the binary it can read
 	dir, err := os.MkdirTemp("/tmp", "kerneltest") //nolint:usetesting // that user cannot enter t.TempDir
 	require.NoError(t, err)
@@ -206,10 +212,25 @@ func TestWithoutCapabilitiesTheErrorNamesThem(t *testing.T) {
 	binary, err := os.ReadFile(os.Args[0])
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(dir+"/test", binary, 0o755))
-	cmd.Path, cmd.Dir = dir+"/test", dir
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	assert.Contains(t, string(out), "--- PASS")
+	for _, tt := range []struct {
+		capabilities []uintptr
+		missing      string
+	}{
+		{nil, "CAP_BPF and CAP_PERFMON"},
+		{[]uintptr{unix.CAP_BPF}, "CAP_PERFMON"},
+		{[]uintptr{unix.CAP_PERFMON}, "CAP_BPF"},
+		{[]uintptr{unix.CAP_BPF, unix.CAP_PERFMON}, ""},
+	} {
+		t.Run("without "+cmp.Or(tt.missing, "anything else"), func(t *testing.T) {
+			cmd := exec.Command(dir+"/test", "-test.run", "^TestTwoCapabilitiesAreEnoughAndAMissingOneIsNamed$", "-test.v")
+			cmd.Dir = dir
+			cmd.Env = append(os.Environ(), wantEnv+"="+tt.missing)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, AmbientCaps: tt.capabilities}
+			out, err := cmd.CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			assert.Contains(t, string(out), "--- PASS")
+		})
+	}
 }
 
 func TestThreadsAndProcessesThatComeLaterAreWatched(t *testing.T) {

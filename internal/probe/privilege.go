@@ -70,7 +70,7 @@ func tooOld(release string) error {
 	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil || major > 5 || major == 5 && minor >= 14 {
 		return nil
 	}
-	return fmt.Errorf("Linux %s is too old: requests can be watched from 5.14 on (RHEL 9, Debian 12, Ubuntu 24.04 and later)", release)
+	return fmt.Errorf("kernel %s is too old: requests can be watched from Linux 5.14 on (RHEL 9, Debian 12, Ubuntu 24.04 and later)", release)
 }
 
 // explain puts the kernel's refusals into words.

@@ -75,7 +75,7 @@ func boot(ctx context.Context, img image, work string, result func(line string))
 	if len(tail) > 4000 {
 		tail = tail[len(tail)-4000:]
 	}
-	return 0, fmt.Errorf("the machine ended without a verdict: %v\n%s\n%s", errors.Join(err, e), stderr.String(), tail)
+	return 0, fmt.Errorf("%w\n%s\n%s", errors.Join(errors.New("the machine ended without a verdict"), err, e), stderr.String(), tail)
 }
 
 // endOfMachine cannot come from the guest: its lines pass through a terminal, which has no such byte in it.
