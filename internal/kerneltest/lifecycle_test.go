@@ -86,7 +86,7 @@ func TestCloseLeavesNothingBehind(t *testing.T) {
 	requireRoot(t)
 	s := startGo(t)
 	files := openFiles(t)
-	for range 3 {
+	for range 2 {
 		p, err := probe.New(probe.Config{RingBytes: 1 << 16, MinDuration: time.Millisecond}, zap.NewNop())
 		require.NoError(t, err)
 		require.NoError(t, p.Track(s.pid(), probe.Tracking{IsGo: true, GoOffset: -8}))
