@@ -6,7 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
+
+	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
 // Between these two lines of the page stands what is generated.
@@ -36,29 +39,36 @@ func writeDocs(page, results string) error {
 
 func (r report) table() string {
 	var t strings.Builder
-	t.WriteString("\n| stage |")
+	var measured []outcome // the others refuse
 	for _, o := range r.Kernels {
+		if len(o.Stages) > 0 {
+			measured = append(measured, o)
+		}
+	}
+	t.WriteString("\n| stage |")
+	for _, o := range measured {
 		fmt.Fprintf(&t, " %s |", o.Release)
 	}
-	t.WriteString("\n|" + strings.Repeat("---|", len(r.Kernels)+1) + "\n")
-	if len(r.Kernels) > 0 {
-		for i, s := range r.Kernels[0].Stages {
-			fmt.Fprintf(&t, "| `%s` |", s.Stage)
-			last := ""
-			for _, o := range r.Kernels {
-				hook := "not tested"
-				if i < len(o.Stages) && o.Stages[i].Stage == s.Stage {
-					hook = o.Stages[i].Hook
-				}
-				if hook == last {
-					t.WriteString(" the same |")
-				} else {
-					fmt.Fprintf(&t, " `%s` |", strings.ReplaceAll(hook, " + ", "` `"))
-				}
+	t.WriteString("\n|" + strings.Repeat("---|", len(measured)+1) + "\n")
+	for _, s := range stage.All() {
+		if s == stage.Unattributed {
+			continue // what remains
+		}
+		row, last := "", ""
+		for _, o := range measured {
+			i := slices.IndexFunc(o.Stages, func(h hook) bool { return h.Stage == s.String() })
+			hook := "not tested"
+			if i >= 0 {
+				hook = o.Stages[i].Hook
+			}
+			if hook == last {
+				row += " the same |"
+			} else {
+				row += " `" + strings.ReplaceAll(hook, " + ", "` `") + "` |"
 				last = hook
 			}
-			t.WriteByte('\n')
 		}
+		fmt.Fprintf(&t, "| `%s` |%s\n", s, row)
 	}
 	t.WriteString("\n| kernel | tests passed | failed |\n|---|---|---|\n")
 	for _, o := range r.Kernels {
