@@ -549,12 +549,10 @@ const (
 	KernelProgSendmsgLocked       = "sendmsg_locked"
 	KernelProgSockSetState        = "sock_set_state"
 	KernelProgSoftirqEntry        = "softirq_entry"
-	KernelProgSoftirqExit         = "softirq_exit"
 	KernelProgSoftirqRaise        = "softirq_raise"
 	KernelProgTcpAck              = "tcp_ack"
 	KernelProgTcpRetransmit       = "tcp_retransmit"
 	KernelProgTrackThreads        = "track_threads"
-	KernelVarChains               = "chains"
 	KernelVarCloseFlagsType       = "close_flags_type"
 	KernelVarCloseRecordType      = "close_record_type"
 	KernelVarConnsLosing          = "conns_losing"
@@ -570,6 +568,7 @@ const (
 	KernelVarPendingNext          = "pending_next"
 	KernelVarPendingSlots         = "pending_slots"
 	KernelVarPreemptCountAt       = "preempt_count_at"
+	KernelVarPreemptCountKnown    = "preempt_count_known"
 	KernelVarProcessFlagsType     = "process_flags_type"
 	KernelVarProcessRecordType    = "process_record_type"
 	KernelVarProgressFlagsType    = "progress_flags_type"
@@ -647,7 +646,6 @@ type KernelProgramSpecs struct {
 	SendmsgLocked      *ebpf.ProgramSpec `ebpf:"sendmsg_locked"`
 	SockSetState       *ebpf.ProgramSpec `ebpf:"sock_set_state"`
 	SoftirqEntry       *ebpf.ProgramSpec `ebpf:"softirq_entry"`
-	SoftirqExit        *ebpf.ProgramSpec `ebpf:"softirq_exit"`
 	SoftirqRaise       *ebpf.ProgramSpec `ebpf:"softirq_raise"`
 	TcpAck             *ebpf.ProgramSpec `ebpf:"tcp_ack"`
 	TcpRetransmit      *ebpf.ProgramSpec `ebpf:"tcp_retransmit"`
@@ -676,7 +674,6 @@ type KernelMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelVariableSpecs struct {
-	Chains               *ebpf.VariableSpec `ebpf:"chains"`
 	CloseFlagsType       *ebpf.VariableSpec `ebpf:"close_flags_type"`
 	CloseRecordType      *ebpf.VariableSpec `ebpf:"close_record_type"`
 	ConnsLosing          *ebpf.VariableSpec `ebpf:"conns_losing"`
@@ -692,6 +689,7 @@ type KernelVariableSpecs struct {
 	PendingNext          *ebpf.VariableSpec `ebpf:"pending_next"`
 	PendingSlots         *ebpf.VariableSpec `ebpf:"pending_slots"`
 	PreemptCountAt       *ebpf.VariableSpec `ebpf:"preempt_count_at"`
+	PreemptCountKnown    *ebpf.VariableSpec `ebpf:"preempt_count_known"`
 	ProcessFlagsType     *ebpf.VariableSpec `ebpf:"process_flags_type"`
 	ProcessRecordType    *ebpf.VariableSpec `ebpf:"process_record_type"`
 	ProgressFlagsType    *ebpf.VariableSpec `ebpf:"progress_flags_type"`
@@ -757,7 +755,6 @@ func (m *KernelMaps) Close() error {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelVariables struct {
-	Chains               *ebpf.Variable `ebpf:"chains"`
 	CloseFlagsType       *ebpf.Variable `ebpf:"close_flags_type"`
 	CloseRecordType      *ebpf.Variable `ebpf:"close_record_type"`
 	ConnsLosing          *ebpf.Variable `ebpf:"conns_losing"`
@@ -773,6 +770,7 @@ type KernelVariables struct {
 	PendingNext          *ebpf.Variable `ebpf:"pending_next"`
 	PendingSlots         *ebpf.Variable `ebpf:"pending_slots"`
 	PreemptCountAt       *ebpf.Variable `ebpf:"preempt_count_at"`
+	PreemptCountKnown    *ebpf.Variable `ebpf:"preempt_count_known"`
 	ProcessFlagsType     *ebpf.Variable `ebpf:"process_flags_type"`
 	ProcessRecordType    *ebpf.Variable `ebpf:"process_record_type"`
 	ProgressFlagsType    *ebpf.Variable `ebpf:"progress_flags_type"`
@@ -812,7 +810,6 @@ type KernelPrograms struct {
 	SendmsgLocked      *ebpf.Program `ebpf:"sendmsg_locked"`
 	SockSetState       *ebpf.Program `ebpf:"sock_set_state"`
 	SoftirqEntry       *ebpf.Program `ebpf:"softirq_entry"`
-	SoftirqExit        *ebpf.Program `ebpf:"softirq_exit"`
 	SoftirqRaise       *ebpf.Program `ebpf:"softirq_raise"`
 	TcpAck             *ebpf.Program `ebpf:"tcp_ack"`
 	TcpRetransmit      *ebpf.Program `ebpf:"tcp_retransmit"`
@@ -846,7 +843,6 @@ func (p *KernelPrograms) Close() error {
 		p.SendmsgLocked,
 		p.SockSetState,
 		p.SoftirqEntry,
-		p.SoftirqExit,
 		p.SoftirqRaise,
 		p.TcpAck,
 		p.TcpRetransmit,

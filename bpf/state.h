@@ -27,7 +27,7 @@ char LICENSE[] SEC("license") = "Dual MIT/GPL";
 /* Set before loading. */
 const volatile __u8 numa = 0; /* the kernel balances memory between NUMA nodes */
 const volatile __u64 min_duration = 1000000; /* ns: shorter stretches get no record of their own */
-const volatile __u8 chains = 0; /* wake-ups are followed: the next one is valid */
+const volatile __u8 preempt_count_known = 0; /* the next one is valid: wake-ups are followed, and softirqs told from threads */
 const volatile __s64 preempt_count_at = 0; /* from a CPU's run queue to its preempt count, in bytes */
 
 enum process_flags {

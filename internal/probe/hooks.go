@@ -69,8 +69,7 @@ var hooks = []*hook{
 	{program: "compaction_begin", tracepoint: "mm_compaction_begin", after: "compaction_end", load: scheduler, since: "3.19 with CONFIG_COMPACTION"},
 	{program: "tcp_ack", tracepoint: "tcp_probe", load: scheduler, since: "4.16"},
 	{program: "tcp_retransmit", tracepoint: "tcp_retransmit_skb", after: "tcp_ack", load: scheduler, since: "4.15"},
-	{program: "softirq_exit", tracepoint: "softirq_exit", load: scheduler, since: "2.6.31"},
-	{program: "softirq_entry", tracepoint: "softirq_entry", after: "softirq_exit", load: scheduler, since: "2.6.31"},
+	{program: "softirq_entry", tracepoint: "softirq_entry", load: scheduler, since: "2.6.31"},
 	{program: "softirq_raise", tracepoint: "softirq_raise", after: "softirq_entry", load: scheduler, since: "2.6.37"},
 	{program: "page_fault_minor", event: unix.PERF_COUNT_SW_PAGE_FAULTS_MIN, load: scheduler, since: "2.6.31"},
 	{program: "page_fault_major", event: unix.PERF_COUNT_SW_PAGE_FAULTS_MAJ, load: scheduler, since: "2.6.31"},
@@ -106,7 +105,7 @@ var helpful = map[stage.Stage][]string{
 	stage.Reclaim:   {"memcg_reclaim_begin", "memcg_reclaim_end"},
 	stage.Lock:      {"contention_begin", "contention_end"},
 	// evidence: what brings a request's bytes may wait for a CPU too
-	stage.RunQueue: {"softirq_raise", "softirq_entry", "softirq_exit"},
+	stage.RunQueue: {"softirq_raise", "softirq_entry"},
 }
 
 // wanted returns the hooks that serve a stage that is not disabled, or the core.

@@ -60,12 +60,12 @@ type Tracking struct {
 
 // Probe is the kernel side at work.
 type Probe struct {
-	cfg     Config
-	logger  *zap.Logger
-	objects *ebpf.Collection
-	ring    *ringbuf.Reader
-	failed  map[string]error // by program: why it is not attached
-	noChain error            // why wake-up chains are not followed; nil if they are
+	cfg       Config
+	logger    *zap.Logger
+	objects   *ebpf.Collection
+	ring      *ringbuf.Reader
+	failed    map[string]error // by program: why it is not attached
+	noContext error            // why a CPU's preempt count cannot be read; nil if it can
 
 	mu        sync.Mutex // guards what follows
 	detach    map[string]func() error
@@ -100,10 +100,10 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 	if err := spec.Variables["numa"].Set(balancesNUMA("/")); err != nil {
 		return nil, fmt.Errorf("set numa: %w", err)
 	}
-	at, noChain := preemptCountAt(kernel)
-	if noChain == nil {
-		if err := spec.Variables["chains"].Set(uint8(1)); err != nil {
-			return nil, fmt.Errorf("set chains: %w", err)
+	at, noContext := preemptCountAt(kernel)
+	if noContext == nil {
+		if err := spec.Variables["preempt_count_known"].Set(uint8(1)); err != nil {
+			return nil, fmt.Errorf("set preempt_count_known: %w", err)
 		}
 		if err := spec.Variables["preempt_count_at"].Set(at); err != nil {
 			return nil, fmt.Errorf("set preempt_count_at: %w", err)
@@ -112,7 +112,7 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 	spec.Maps["ring"].MaxEntries = uint32(cfg.RingBytes)
 
 	p := &Probe{
-		cfg: cfg, logger: logger, failed: map[string]error{}, noChain: noChain,
+		cfg: cfg, logger: logger, failed: map[string]error{}, noContext: noContext,
 		detach: map[string]func() error{}, processes: map[uint32]Tracking{},
 	}
 	use := wanted(cfg.Disabled)
@@ -164,8 +164,15 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 func (p *Probe) Report() []StageReport {
 	list := report(p.cfg.Disabled, p.failed)
 	for i := range list {
-		if r := &list[i]; r.Stage == stage.Wait && r.Available && p.noChain != nil {
-			r.Reason = "in part: wake-up chains are not followed: " + p.noChain.Error()
+		r := &list[i]
+		if !r.Available || p.noContext == nil {
+			continue
+		}
+		switch r.Stage {
+		case stage.Wait:
+			r.Reason = "in part: wake-up chains are not followed: " + p.noContext.Error()
+		case stage.RunQueue:
+			r.Reason = "in part: the delay of softirqs is not known: " + p.noContext.Error()
 		}
 	}
 	return list
@@ -306,8 +313,14 @@ func (p *Probe) visitThreads() error {
 }
 
 // Run reads the ring until the context ends and hands each event to handle, in
-// order, then a Tick. It handles what is left before it returns.
+// order, then a Tick. It handles what is left before it returns. Its thread gives
+// way to all others meanwhile.
 func (p *Probe) Run(ctx context.Context, handle func(Event)) error {
+	restore, err := giveWay()
+	defer restore()
+	if err != nil {
+		p.logger.Warn("The reader of the kernel's records may delay the servers on its CPU", zap.Error(err))
+	}
 	var record ringbuf.Record
 	for interval := PollInterval; ; {
 		last := ctx.Err() != nil
