@@ -14,11 +14,19 @@ import (
 )
 
 type KernelArrival struct {
-	_          structs.HostLayout
-	Cookie     uint64
-	Accepted   uint64
-	QueuedFrom uint64
-	QueuedTo   uint64
+	_        structs.HostLayout
+	Cookie   uint64
+	Accepted uint64
+	Held     struct {
+		_  structs.HostLayout
+		By [3]struct {
+			_    structs.HostLayout
+			From uint64
+			To   uint64
+			Ns   uint64
+			Tid  uint64
+		}
+	}
 }
 
 type KernelChainCpu struct {
@@ -70,51 +78,59 @@ type KernelCloseRecord struct {
 }
 
 type KernelConn struct {
-	_                structs.HostLayout
-	State            uint8
-	First            uint8
-	Responding       uint8
-	LastChunk        uint8
-	Lost             uint8
-	NoLane           uint8
-	NoAccept         uint8
-	SocketState      uint8
-	Start            uint64
-	NextStart        uint64
-	Receive          int64
-	Send             int64
-	Qdisc            int64
-	ReceiveSince     uint64
-	Cookie           uint64
-	Seq              uint32
-	ResponseOpen     uint8
-	Counted          uint8
-	NoArrival        uint8
-	HeadAlone        uint8
-	Slot             uint8
-	Losing           uint8
-	Marked           uint8
-	Pending          uint8
-	LostBefore       uint8
-	Pad1             [1]uint8
-	_                [2]byte
-	Sending          uint32
-	HeadLast         uint32
-	HeadBytes        uint16
-	ResponseBytes    uint16
-	Pid              uint32
-	Tid              uint32
-	Family           uint16
-	LocalPort        uint16
-	RemotePort       uint16
-	Pad              uint16
-	Local            [16]uint8
-	Remote           [16]uint8
-	_                [4]byte
-	Established      uint64
-	Accepted         uint64
-	QueuedFrom       uint64
-	QueuedTo         uint64
+	_             structs.HostLayout
+	State         uint8
+	First         uint8
+	Responding    uint8
+	LastChunk     uint8
+	Lost          uint8
+	NoLane        uint8
+	NoAccept      uint8
+	SocketState   uint8
+	Start         uint64
+	NextStart     uint64
+	Receive       int64
+	Send          int64
+	Qdisc         int64
+	ReceiveSince  uint64
+	Cookie        uint64
+	Seq           uint32
+	ResponseOpen  uint8
+	Counted       uint8
+	NoArrival     uint8
+	HeadAlone     uint8
+	Slot          uint8
+	Losing        uint8
+	Marked        uint8
+	Pending       uint8
+	LostBefore    uint8
+	Pad1          [1]uint8
+	_             [2]byte
+	Sending       uint32
+	HeadLast      uint32
+	HeadBytes     uint16
+	ResponseBytes uint16
+	Pid           uint32
+	Tid           uint32
+	Family        uint16
+	LocalPort     uint16
+	RemotePort    uint16
+	Pad           uint16
+	Local         [16]uint8
+	Remote        [16]uint8
+	_             [4]byte
+	Established   uint64
+	Accepted      uint64
+	Held          struct {
+		_  structs.HostLayout
+		By [3]struct {
+			_    structs.HostLayout
+			From uint64
+			To   uint64
+			Ns   uint64
+			Tid  uint64
+		}
+	}
 	FirstRead        uint64
 	Received         uint64
 	Sent             uint64
@@ -293,7 +309,17 @@ type KernelPending struct {
 	Sk         uint64
 	Unaccepted uint64
 	Woken      uint64
-	Queued     uint64
+	Since      uint64
+	Held       struct {
+		_  structs.HostLayout
+		By [3]struct {
+			_    structs.HostLayout
+			From uint64
+			To   uint64
+			Ns   uint64
+			Tid  uint64
+		}
+	}
 }
 
 type KernelPortKey struct {
@@ -505,6 +531,8 @@ type KernelThread struct {
 	FaultIo     uint8
 	Caused      uint8
 	Curg        uint16
+	Accepts     uint8
+	Pad3        [7]uint8
 	_           [4]byte
 }
 

@@ -74,10 +74,42 @@ int BPF_PROG(data_ready, struct sock *sk)
 	return 0;
 }
 
+/* Whoever accepted the connection was held up: that is why it lay there so long. Returns how much of it that explains. */
+static __always_inline __s64 accept_was_held(struct conn *c, __s64 accept)
+{
+	__s64 explained = 0;
+
+	for (int i = 0; i < HELD_STAGES; i++) {
+		struct held_by *h = &c->held.by[i];
+		__u64 from = h->from > c->start ? h->from : c->start;
+		__u64 to = h->to < c->start + accept ? h->to : c->start + accept;
+		__s64 d = h->ns;
+
+		if (to <= from)
+			continue;
+		if (d > (__s64)(to - from))
+			d = to - from;
+		if (d > accept - explained) /* of several who accept, one may be stopped while another waits for a CPU */
+			d = accept - explained;
+		explained += d;
+		if (i == HELD_RUN_QUEUE) {
+			c->done[STAGE_RUN_QUEUE] += d;
+			conn_occurrence_within(c, STAGE_RUN_QUEUE, from, to, d);
+		} else if (i == HELD_THROTTLED) {
+			c->done[STAGE_THROTTLED] += d;
+			conn_occurrence_within(c, STAGE_THROTTLED, from, to, d);
+		} else {
+			c->done[STAGE_STOPPED] += d;
+			conn_occurrence_within(c, STAGE_STOPPED, from, to, d);
+		}
+	}
+	return explained;
+}
+
 /* The head is read: the request's first part is split up, and its lane's time begins. */
 static __always_inline void request_begins(struct conn *c, struct thread *t, struct lane *l, __u64 now)
 {
-	__s64 accept = 0, queued = 0, stalled = 0, receive, rest;
+	__s64 accept = 0, held = 0, stalled = 0, receive, rest;
 	__s64 before = now - c->start;
 	__u64 from;
 
@@ -92,17 +124,8 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 	}
 	if (accept > before)
 		accept = before;
-	/* whoever accepted it was kept from a CPU: that is why it lay there so long */
-	if (accept && c->queued_to) {
-		__u64 a = c->queued_from > c->start ? c->queued_from : c->start;
-		__u64 b = c->queued_to < c->start + accept ? c->queued_to : c->start + accept;
-
-		if (b > a) {
-			queued = b - a;
-			c->done[STAGE_RUN_QUEUE] += queued;
-			conn_occurrence(c, STAGE_RUN_QUEUE, a, b);
-		}
-	}
+	if (accept)
+		held = accept_was_held(c, accept);
 	rest = before - accept;
 	/* when the reader was kept from a CPU, or stopped, that is why the bytes lay there; else it was busy */
 	from = c->start + accept;
@@ -126,7 +149,7 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 			c->done[STAGE_THROTTLED] += d;
 		else
 			c->done[STAGE_STOPPED] += d;
-		conn_occurrence(c, s->stage, a, b);
+		conn_occurrence_within(c, s->stage, a, b, d);
 	}
 	receive = clock_read(c->receive, now) - accept - stalled;
 	if (receive < 0)
@@ -134,7 +157,7 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 	if (receive > rest)
 		receive = rest;
 	rest -= receive;
-	c->done[STAGE_ACCEPT_QUEUE] = accept - queued;
+	c->done[STAGE_ACCEPT_QUEUE] = accept - held;
 	c->done[STAGE_RECEIVE_QUEUE] = receive;
 	c->done[STAGE_REQUEST_BODY] = rest; /* a head that dribbles in */
 	c->body_receive = receive;
@@ -151,7 +174,8 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 		__builtin_memset(c->chained, 0, sizeof(c->chained));
 	}
 	if (accept)
-		conn_occurrence(c, STAGE_ACCEPT_QUEUE, c->start > c->established ? c->start : c->established, c->accepted);
+		conn_occurrence_within(c, STAGE_ACCEPT_QUEUE, c->start > c->established ? c->start : c->established, c->accepted,
+				       accept - held);
 	/* what the reader's stalls claim of it has records of its own, and comes off in user space */
 	if (receive >= (__s64)min_duration)
 		conn_occurrence(c, STAGE_RECEIVE_QUEUE, from, now);

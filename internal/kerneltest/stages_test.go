@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
@@ -430,21 +431,87 @@ func TestANewConnectionThatWaitsForTheServersCPUIsRunQueue(t *testing.T) {
 			w := observe(t, probe.Config{}, s)
 			stop := burn(t, s.pid())
 			defer stop()
-			const n = 300
-			for range n {
+			n := 0
+			for took := time.Duration(0); took < 5*time.Millisecond; n++ {
+				require.Less(t, n, 1000, "the server never waited for a CPU")
+				start := time.Now()
 				conn, err := net.Dial("tcp4", s.addr)
 				require.NoError(t, err)
 				_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 				require.NoError(t, err)
 				_, err = http.ReadResponse(bufio.NewReader(conn), nil)
 				require.NoError(t, err)
+				took = time.Since(start)
 				require.NoError(t, conn.Close())
 			}
 			r := slices.MaxFunc(w.wait(n), func(a, b assemble.Request) int { return cmp.Compare(a.End-a.Start, b.End-b.Start) })
-			require.Greater(t, r.End-r.Start, uint64(2*ms), "the server never waited for a CPU")
 			requireWhole(t, &r)
 			assert.Equal(t, "run_queue", top(&r, stage.RunQueue).String(), describe(&r))
 			assert.Greater(t, r.Exclusive[stage.RunQueue], int64(r.End-r.Start)/2, describe(&r))
 		})
 	}
+}
+
+// The same where the server is stopped, and where it has used up its CPU limit.
+func TestANewConnectionWaitsForWhatHoldsItsServerUp(t *testing.T) {
+	requireRoot(t)
+	for _, shape := range []string{"thread per connection", "event loop", "goroutines"} {
+		start := func(t *testing.T) *server {
+			if shape == "goroutines" {
+				return startGo(t)
+			}
+			return startC(t, shape == "event loop")
+		}
+		t.Run(shape+", stopped", func(t *testing.T) {
+			s := start(t)
+			w := observe(t, probe.Config{}, s)
+			s.get("/")
+			s.stop()
+			time.AfterFunc(delayMS*time.Millisecond, func() { _ = s.cmd.Process.Signal(syscall.SIGCONT) })
+			s.get("/")
+			r := &w.wait(2)[1]
+			requireWhole(t, r)
+			assert.Equal(t, "stopped", top(r, stage.Stopped).String(), describe(r))
+			assert.Greater(t, float64(r.Exclusive[stage.Stopped]), tolerance*delayMS*float64(ms), describe(r))
+			assertOccurrences(t, w.of(r), stage.Stopped, r)
+		})
+		t.Run(shape+", at its CPU limit", func(t *testing.T) {
+			s := start(t)
+			group := cgroup(t, "cpu", s)
+			write := func(name, value string) { require.NoError(t, os.WriteFile(group+"/"+name, []byte(value), 0o644)) }
+			write("cpu.cfs_period_us", "100000")
+			write("cpu.cfs_quota_us", "5000")
+			write("cgroup.procs", strconv.FormatUint(uint64(s.pid()), 10))
+			w := observe(t, probe.Config{}, s)
+			stop := burnWithin(t, group)
+			defer stop()
+			n := 0
+			for took := time.Duration(0); took < 40*time.Millisecond; n++ {
+				require.Less(t, n, 300, "the server was never held up by its limit")
+				start := time.Now()
+				s.get("/")
+				took = time.Since(start)
+			}
+			r := slices.MaxFunc(w.wait(n), func(a, b assemble.Request) int { return cmp.Compare(a.End-a.Start, b.End-b.Start) })
+			requireWhole(t, &r)
+			assert.Equal(t, "throttled", top(&r, stage.Throttled).String(), describe(&r))
+			assert.Greater(t, r.Exclusive[stage.Throttled], int64(r.End-r.Start)*6/10, describe(&r))
+		})
+	}
+}
+
+// burnWithin uses up the CPU limit of a cgroup by a process of its own.
+func burnWithin(t *testing.T, group string) (stop func()) {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", "while :; do :; done")
+	require.NoError(t, cmd.Start())
+	stop = func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	if err := os.WriteFile(group+"/cgroup.procs", []byte(strconv.Itoa(cmd.Process.Pid)), 0o644); err != nil {
+		stop()
+		require.NoError(t, err)
+	}
+	return stop
 }
