@@ -16,7 +16,7 @@ export GOTOOLCHAIN ?= local
 export EBPFLLM_COLLECTOR := $(CURDIR)/$(DIST)
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-full build-agent generate generate-ocb test truth truth-docs demo demo-llamacpp run bench bench-overhead bench-receiver soak lint fmt backends test-backends clean
+.PHONY: help build build-full build-agent generate generate-ocb test truth truth-docs demo demo-llamacpp run bench bench-overhead bench-receiver soak soak-sampler lint fmt backends test-backends clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -93,6 +93,10 @@ soak: ## keep the receiver under a mixed load for SOAK (20m) and tell whether it
 	@mkdir -p out
 	go build -o out/receiverload ./internal/receiverload
 	out/receiverload -soak $(SOAK) -out out/soak.json
+
+soak-sampler: SOAK := 30m
+soak-sampler: build ## keep spike_sampling at 20,000 spans/s with bursts of five times as many for SOAK (30m): memory within its bound, no loss uncounted; writes out/soak-sampler.json
+	go run ./internal/samplersoak -collector $(DIST) -length $(SOAK) -out out/soak-sampler.json
 
 lint: ## run golangci-lint
 	@for m in $(MODULES); do (cd $$m && go tool -modfile=$(CURDIR)/internal/tools/lint/go.mod golangci-lint run ./...) || failed=1; done; [ -z "$$failed" ]
