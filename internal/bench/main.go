@@ -110,6 +110,7 @@ func run(ctx context.Context, out, clusterOnce string, all bool, recall, serverC
 		measureAgreement(ctx, &rep),
 		measureWindow(&rep),
 		measureProcessors(ctx, &rep),
+		measureGrowth(ctx, &rep),
 		measureRecall(ctx, &rep, recall),
 		measureServer(ctx, &rep, serverCost),
 	)

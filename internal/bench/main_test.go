@@ -71,6 +71,15 @@ func TestWhatIsNotMeasuredIsListedWithItsReason(t *testing.T) {
 	assert.Contains(t, out.String(), "not measured: cost to the server per request: no command given with -server-cost")
 }
 
+func TestAFewTracesCostSomething(t *testing.T) {
+	us, err := growthRun(t.Context(), 1)
+	require.NoError(t, err, "exactly what had to be was kept")
+	assert.Less(t, us, 1000.0, "microseconds a span")
+	free, err := availableMemory()
+	require.NoError(t, err)
+	assert.Positive(t, free)
+}
+
 func TestLoadIsWholeAndAWrongSelectionIsNoticed(t *testing.T) {
 	for _, scattered := range []bool{true, false} {
 		load, want, err := makeLoad(scattered)
