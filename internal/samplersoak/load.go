@@ -32,13 +32,15 @@ type load struct {
 	url    string
 	client *http.Client
 
-	mu          sync.Mutex
-	resent      int
+	// Of run, until it has ended:
 	groups      int
-	burstGroups int
+	burstGroups int // of them, those in bursts
 	burstTime   time.Duration
-	err         error
 	sendingTook time.Duration
+
+	mu     sync.Mutex
+	resent int   // batches
+	err    error // of a sender
 }
 
 func newLoad(url string) *load {
