@@ -81,11 +81,12 @@ type sample struct {
 
 // The bounds: the processor's account may be a tenth above its limit, and the
 // process take what a garbage collector that lets the heap double needs for the
-// account, and for all else a collector holds.
+// account, and for all else: what any collector holds, and 1.1 million remembered
+// decisions, which are there after five minutes and take 115 MiB.
 const (
 	accountShare = 1.1
 	heapShare    = 2.2
-	restMiB      = 250
+	restMiB      = 400
 )
 
 // slowest is the least rate, as a share of what was asked for, at which the soak is

@@ -25,7 +25,7 @@ func TestASoakFailsOnWhatIsNotAsItHasToBe(t *testing.T) {
 		{"too slow", func(r *report) { r.Rate /= 2 }},
 		{"in bursts", func(r *report) { r.Burst /= 2 }},
 		{"buffer held", func(r *report) { r.Buffer = 1.2 * r.Limit }},
-		{"collector took", func(r *report) { r.Resident = 4 * r.Limit }},
+		{"collector took", func(r *report) { r.Resident = 5 * r.Limit }},
 		{"999 decided", func(r *report) { r.Decided-- }},
 		{"1001 decided", func(r *report) { r.Decided++ }},
 		{"19 arrived", func(r *report) { r.Arrived-- }},
