@@ -338,6 +338,9 @@ func (p *Probe) Run(ctx context.Context, handle func(Event)) error {
 				return fmt.Errorf("read the ring buffer: %w", err)
 			}
 			p.handle(record.RawSample, handle)
+			if (n+1)%yieldAfter == 0 {
+				p.offerCPU()
+			}
 			if (n+1)%maxRecords == 0 {
 				// not the present: much may lie in the ring that happened before it
 				handle(&Tick{Now: timeOf(record.RawSample)})

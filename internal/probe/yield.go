@@ -5,23 +5,17 @@ package probe
 import (
 	"fmt"
 	"runtime"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// readerSlice is the longest that the scheduler takes: the deadline that a thread
-// is given lies that far ahead.
-const readerSlice = 100 * time.Millisecond
+// yieldAfter is how many records are handled between two offers of the CPU: some
+// 50 µs of work.
+const yieldAfter = 32
 
-// giveWay keeps the calling goroutine to its thread and makes that one yield to
-// whoever wakes up, until the returned function is called. A batch thread never
-// takes the CPU from a running one (any kernel); one with a long slice loses it
-// to one with a shorter (since Linux 6.12, before which it is ignored). Its share
-// of the CPU stays what it was, so that the ring is read under load as well.
-//
-// Without this, each reading of the ring would hold up the servers that share
-// the reader's CPU for as long as it takes, which is some hundred microseconds.
+// giveWay keeps the calling goroutine to its thread and makes that a batch thread,
+// which never takes the CPU from a running one, until the returned function is
+// called. Its share of the CPU stays what it was.
 func giveWay() (restore func(), err error) {
 	runtime.LockOSThread()
 	restore = runtime.UnlockOSThread
@@ -33,7 +27,7 @@ func giveWay() (restore func(), err error) {
 		return restore, nil // somebody has decided already
 	}
 	attr := *before
-	attr.Policy, attr.Runtime = unix.SCHED_BATCH, uint64(readerSlice)
+	attr.Policy = unix.SCHED_BATCH
 	if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
 		return restore, fmt.Errorf("have the reader of the ring give way to others: %w", err)
 	}
@@ -41,4 +35,13 @@ func giveWay() (restore func(), err error) {
 		_ = unix.SchedSetAttr(0, before, 0) // what it gave it takes back
 		runtime.UnlockOSThread()
 	}, nil
+}
+
+// offerCPU lets others run that have come to wait for this thread's CPU: a reading
+// of the ring takes some hundred microseconds, by which it would hold up the servers
+// beside it. It costs the thread its turn, so not where the ring fills up meanwhile.
+func (p *Probe) offerCPU() {
+	if p.ring.AvailableBytes() < p.ring.BufferSize()/4 {
+		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // cannot fail
+	}
 }
