@@ -110,7 +110,7 @@ func (r *Report) byStage() (all []ByStage) {
 		for named, n := range s.Named {
 			b := of(named)
 			b.Named += n
-			if accepts(s.Stage, s.Also, s.Control, named) {
+			if accepts(s.Stage, s.Also, named) {
 				b.NamedOK += n
 			}
 		}
@@ -138,26 +138,28 @@ func (r *Report) Save(path string) error {
 // columns of the table, by what a cell is called, with its head.
 var columns = []struct{ what, head string }{
 	{cellRight, "right"},
+	{cellBlamed, "blamed"},
 	{cellFalse, "false blame"},
+	{cellUnseen, "no span"},
 	{cellP50, "err p50"},
 	{cellP95, "err p95"},
 	{cellLeft, "wait+unattr."},
+	{cellOver, "over"},
 	{cellLost, "lost"},
 }
 
 // cell is the text of a result in a column.
 func (r *Result) cell(what string) string {
 	cells := r.Cells()
-	i := slices.IndexFunc(cells, func(c Cell) bool {
-		return c.What == what || what == cellRight && c.What == cellBlamed
-	})
+	i := slices.IndexFunc(cells, func(c Cell) bool { return c.What == what })
 	var text string
 	switch what {
 	case cellRight:
 		text = fmt.Sprintf("%d/%d", r.Right, r.Affected)
-		if r.Control {
-			text = fmt.Sprintf("%d/%d blamed", r.Blamed, r.Affected)
-		}
+	case cellBlamed:
+		text = fmt.Sprintf("%d/%d", r.Blamed, r.Affected)
+	case cellUnseen:
+		text = strconv.Itoa(r.Unseen + r.Partial)
 	case cellFalse:
 		text = fmt.Sprintf("%d/%d", r.FalseBlame, r.Unaffected)
 	case cellP50:
@@ -166,11 +168,13 @@ func (r *Result) cell(what string) string {
 		text = percent(r.LatencyErrorP95)
 	case cellLeft:
 		text = percent(r.UnattributedShare)
+	case cellOver:
+		text = percent(r.Over)
 	case cellLost:
 		text = strconv.FormatInt(r.Lost, 10)
 	}
 	switch {
-	case r.Skipped != "" || r.Affected == 0:
+	case r.Skipped != "" || r.Affected == 0 || what == cellBlamed && !r.Control:
 		return "–"
 	case i < 0 && r.Control && (what == cellP50 || what == cellP95 || what == cellLeft):
 		return "–"
@@ -220,7 +224,7 @@ func (r *Result) note() string {
 func (r *Result) wrong() string {
 	var parts []string
 	for _, named := range sortedByCount(r.Named) {
-		if named != r.Stage && (!r.Control || isStall(named) || named == noSpan) {
+		if named != r.Stage {
 			parts = append(parts, fmt.Sprintf("%d named %s", r.Named[named], named))
 		}
 	}

@@ -53,16 +53,12 @@ type Scenario struct {
 
 	Stage   string   // stage that explains the delay, by its exported name
 	Also    []string // stages that are as right as Stage
-	Control bool     // the kernel is innocent: "cpu" and "wait" are right, a stall is blame
+	Control bool     // the kernel is innocent, and a stall is blame; Stage is "cpu", "wait" or Nothing
 
 	// Invisible, if not "", tells why no kernel evidence can decide this case. It
 	// is run and shown, and held to no bar.
 	Invisible string
-	// Emulated: the delay comes from an emulated part (a user-space link), so
-	// stage names and counts are held to their bars, and errors of latency are
-	// shown only.
-	Emulated bool
-	Quick    bool // belongs to the short list that --quick and the tests run
+	Quick     bool // belongs to the short list that --quick and the tests run
 
 	Normal   Ask // what unaffected requests ask for
 	Affected Ask // what affected ones ask for; the zero Ask means Normal
@@ -148,6 +144,8 @@ type Sample struct {
 	Start, End time.Time      // before connecting or the first byte sent; after the last byte read
 	Fault      time.Duration  // the header Fault-Nanoseconds; 0 without it
 	Queued     time.Duration  // the header Queued-Nanoseconds; 0 without it
+	Account    bool           // there was such a header
+	conn       int            // the connection of the load that it was on
 	where      string         // where it lies to the faults, for whoever looks into it
 }
 
@@ -192,10 +190,10 @@ func (s *Scenario) Class() Class {
 }
 
 // right tells whether a stage that was named is right.
-func (s *Scenario) right(named string) bool { return accepts(s.Stage, s.Also, s.Control, named) }
+func (s *Scenario) right(named string) bool { return accepts(s.Stage, s.Also, named) }
 
-func accepts(stage string, also []string, control bool, named string) bool {
-	return named == stage || slices.Contains(also, named) || control && (named == "cpu" || named == "wait")
+func accepts(stage string, also []string, named string) bool {
+	return named == stage || slices.Contains(also, named)
 }
 
 // withDefaults fills in what was left open.
@@ -237,8 +235,10 @@ func (s *Scenario) Validate() error {
 	if s.Length != 0 && s.Length < MinAffected {
 		errs = append(errs, fmt.Errorf("has a Length of %v, shorter than %v", s.Length, MinAffected))
 	}
-	if s.Control && s.Stage != "cpu" && s.Stage != "wait" {
-		errs = append(errs, fmt.Errorf("a control is cpu or wait, not %s", s.Stage))
+	for _, right := range append([]string{s.Stage}, s.Also...) {
+		if s.Control && isStall(right) {
+			errs = append(errs, fmt.Errorf("a control is cpu, wait or %s, not %s", Nothing, right))
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("scenario %q: %w", s.Name, err)

@@ -115,8 +115,8 @@ func host() []lab.Scenario {
 			What:     "a buffered read of a file that was evicted from the page cache",
 			Normal:   path("/read?2"),
 			Affected: path("/read?1"),
-			Load:     lab.Load{Rate: 30},
-			Setup:    files(map[int]int{1: 48 << 20, 2: 48 << 20}),
+			Load:     lab.Load{Connections: 2, Rate: 25},
+			Setup:    files(map[int]int{1: 72 << 20, 2: 72 << 20}),
 			Before:   evictFile(1),
 		})
 		add(lab.Scenario{
@@ -136,16 +136,16 @@ func host() []lab.Scenario {
 		add(lab.Scenario{
 			Name: "reclaim", Stage: "reclaim",
 			What:     "memory is touched while a file that is still to be written out fills the memory limit of the server's cgroup",
-			Normal:   path("/touch?48"),
-			Affected: path("/touch?48"),
+			Normal:   path("/touch?56"),
+			Affected: path("/touch?56"),
 			Load:     lab.Load{Connections: 1, Rate: 20, Every: 5}, // another connection would reclaim what this one is to
-			Setup:    limitMemory(64 << 20),
-			Before:   func(ctx context.Context, r *lab.Rig) error { return r.Ask(ctx, "/soil?51200") },
+			Setup:    limitMemory(72 << 20),
+			Before:   func(ctx context.Context, r *lab.Rig) error { return r.Ask(ctx, "/soil?61440") },
 		})
 		add(lab.Scenario{
 			Name: "compaction", Stage: "compaction",
 			What:     "the thread compacts memory, through /proc/sys/vm/compact_memory",
-			Affected: path("/compact?3"),
+			Affected: path("/compact?6"),
 			Load:     lab.Load{Every: 12},
 		})
 		add(lab.Scenario{
@@ -214,7 +214,7 @@ func host() []lab.Scenario {
 			Affected: path("/batch?50"),
 		})
 		add(lab.Scenario{
-			Name: "control_engine", Stage: "wait", Control: true,
+			Name: "control_engine", Stage: "cpu", Control: true,
 			What:     "the engine simply takes longer: another thread computes, the request waits for it",
 			Affected: path("/engine?40"),
 			Load:     lab.Load{Every: 12},

@@ -39,10 +39,7 @@ func network() []lab.Scenario {
 	return all
 }
 
-// Where nothing happens on the server's host, nothing is to be named and no time
-// is to be found.
-var nothing = []string{"none"}
-
+// Where nothing happens on the server's host, no time is to be found.
 func noTime(*lab.Sample, time.Duration) time.Duration { return 0 }
 
 func slowReader(far *servers.Far) lab.Scenario {
@@ -161,7 +158,7 @@ func bloatedStream(far *servers.Far) lab.Scenario {
 func bloatedAnswer(far *servers.Far) lab.Scenario {
 	setup, inject := bloat(far)
 	return lab.Scenario{
-		Name: "bufferbloat/short-answer", Stage: "wait", Also: nothing, Control: true, Server: far.Threads(servers.None), Length: 60 * time.Millisecond,
+		Name: "bufferbloat/short-answer", Stage: lab.Nothing, Control: true, Server: far.Threads(servers.None), Length: 60 * time.Millisecond,
 		What:      "the same with an answer that is sent at once: it queues on the way",
 		Invisible: "the answer has left the server's host when it is delayed, and nothing of it happens there",
 		Setup:     setup, Inject: inject, Added: noTime,
@@ -251,7 +248,7 @@ func slowNames(far *servers.Far) lab.Scenario {
 
 func newConnection(far *servers.Far) lab.Scenario {
 	return lab.Scenario{
-		Name: "new-connection", Stage: "wait", Also: nothing, Control: true, Server: far.Threads(servers.None),
+		Name: "new-connection", Stage: lab.Nothing, Control: true, Server: far.Threads(servers.None),
 		What:   "the client connects anew for a request, and a round trip takes 40 ms: the handshake is over before the request is there",
 		Normal: lab.Ask{Path: "/"}, Affected: lab.Ask{Path: "/", NewConn: true},
 		Setup: delay(far, 20*time.Millisecond), Added: noTime,
@@ -261,7 +258,7 @@ func newConnection(far *servers.Far) lab.Scenario {
 func lateReader(far *servers.Far) lab.Scenario {
 	const length = 60 * time.Millisecond
 	return lab.Scenario{
-		Name: "late-client", Stage: "wait", Also: nothing, Control: true, Server: far.Threads(servers.None), Report: "llm-d/llm-d-benchmark#261", Length: length,
+		Name: "late-client", Stage: lab.Nothing, Control: true, Server: far.Threads(servers.None), Report: "llm-d/llm-d-benchmark#261", Length: length,
 		What:   "the client looks at an answer 60 ms after it has come, and counts that as the server's",
 		Normal: lab.Ask{Path: "/"},
 		Affected: lab.Ask{Path: "/", Read: func(ctx context.Context, body io.Reader) error {
@@ -278,7 +275,7 @@ func lateReader(far *servers.Far) lab.Scenario {
 func lostRequest(far *servers.Far) lab.Scenario {
 	const marker = "lost-request"
 	return lab.Scenario{
-		Name: "lost-request", Stage: "wait", Also: nothing, Control: true, Server: far.Threads(servers.None), Length: 200 * time.Millisecond,
+		Name: "lost-request", Stage: lab.Nothing, Control: true, Server: far.Threads(servers.None), Length: 200 * time.Millisecond,
 		What:      "the request is lost on the way, and the client's kernel sends it again after 200 ms",
 		Invisible: "the request is at the server's host only when the delay is over, and nothing of it happens there",
 		Normal:    lab.Ask{Path: "/"}, Affected: lab.Ask{Path: "/?" + marker},

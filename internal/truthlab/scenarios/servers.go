@@ -43,7 +43,7 @@ func serverShapes() []lab.Scenario {
 		llamaFaults(),
 		[]lab.Scenario{
 			{
-				Name: "servers/gc/go-1", Server: servers.Go(1), Stage: "wait", Control: true, Affected: get("/gc?40"),
+				Name: "servers/gc/go-1", Server: servers.Go(1), Stage: "wait", Also: []string{"cpu"}, Control: true, Affected: get("/gc?40"),
 				What: "the runtime collects garbage, on the one thread that runs Go code",
 			},
 			{
@@ -280,7 +280,7 @@ func llamaFaults() []lab.Scenario {
 			What: "a longer prompt",
 		},
 		{
-			Name: "queue", Stage: "wait", Control: true, Affected: chat(1, 1), Before: takeTurn(chat(24, 1)),
+			Name: "queue", Stage: "cpu", Also: []string{"wait"}, Control: true, Affected: chat(1, 1), Before: takeTurn(chat(24, 1)),
 			What: "another request has the engine's turn",
 		},
 		{
