@@ -379,6 +379,7 @@ static void send_answer(int fd, long body)
 	char head[256];
 
 	snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: %ld\r\n%s\r\n", body, delays);
+	delays[0] = 0; /* of this answer only */
 	char *out = calloc(1, strlen(head) + body);
 	memcpy(out, head, strlen(head));
 	send_all(fd, out, strlen(head) + body);

@@ -55,6 +55,9 @@ func (r *Result) Cells() []Cell {
 			atMost(cellLeft, r.UnattributedShare, barUnattributed)
 		}
 	}
+	if r.SharedOf > 0 {
+		atLeast(cellShared, share(r.SharedRight, r.SharedOf), barThread)
+	}
 	// an affected request without a span is wrong already
 	atMost(cellUnseen, max(share(r.Unseen, r.Unaffected), share(r.Partial, r.Affected)), barUnseen)
 	atMost(cellOver, r.Over, barOver)
@@ -71,6 +74,7 @@ const (
 	cellP95    = "error p95"
 	cellLeft   = "wait+unattributed"
 	cellOver   = "claimed beyond"
+	cellShared = "shared"
 	cellUnseen = "without a whole span"
 	cellLost   = "lost"
 )

@@ -141,6 +141,7 @@ var columns = []struct{ what, head string }{
 	{cellBlamed, "blamed"},
 	{cellFalse, "false blame"},
 	{cellUnseen, "no span"},
+	{cellShared, "shared"},
 	{cellP50, "err p50"},
 	{cellP95, "err p95"},
 	{cellLeft, "wait+unattr."},
@@ -168,13 +169,15 @@ func (r *Result) cell(what string) string {
 		text = percent(r.LatencyErrorP95)
 	case cellLeft:
 		text = percent(r.UnattributedShare)
+	case cellShared:
+		text = fmt.Sprintf("%d/%d", r.SharedRight, r.SharedOf)
 	case cellOver:
 		text = percent(r.Over)
 	case cellLost:
 		text = strconv.FormatInt(r.Lost, 10)
 	}
 	switch {
-	case r.Skipped != "" || r.Affected == 0 || what == cellBlamed && !r.Control:
+	case r.Skipped != "" || r.Affected == 0 || what == cellBlamed && !r.Control || what == cellShared && r.SharedOf == 0:
 		return "–"
 	case i < 0 && r.Control && (what == cellP50 || what == cellP95 || what == cellLeft):
 		return "–"

@@ -132,7 +132,9 @@ func (l *Lab) run(ctx context.Context, s *Scenario) (result *Result, err error) 
 	}
 	result = score(s, faulty, paired, o.of)
 	result.Lost = lost
-	if n := len(faulty.affected); n < l.size.Affected {
+	if s.Shared && len(faulty.sharing) < l.size.Affected {
+		err = fmt.Errorf("only %d requests waited with an affected one, and %d are needed", len(faulty.sharing), l.size.Affected)
+	} else if n := len(faulty.affected); n < l.size.Affected {
 		err = fmt.Errorf("only %d requests were affected within %v, and %d are needed: the fault hardly takes effect, or the load is too small", n, l.size.Timeout, l.size.Affected)
 	} else if n := len(faulty.unaffected); n < l.size.Unaffected {
 		err = fmt.Errorf("only %d requests were unaffected within %v, and %d are needed", n, l.size.Timeout, l.size.Unaffected)
@@ -168,6 +170,14 @@ type outcome struct {
 	affected, unaffected []*Sample
 	beside               []*Sample // touched by a fault, but not enough to count
 	disturbed            []*Sample // affected, and delayed by the host at least half as long besides
+	sharing              []sharing // of those beside
+}
+
+// sharing is a request that waited with an affected one for at least MinAffected, on the
+// thread that had read both.
+type sharing struct {
+	with   *Sample
+	waited time.Duration
 }
 
 func (o *outcome) all() []*Sample {
@@ -309,7 +319,25 @@ func classify(samples []*Sample, windows []window, s *Scenario) *outcome {
 		}
 	}
 	o.setAside(s)
+	if s.Shared {
+		for _, x := range o.beside {
+			if with, ok := shares(x, o.affected); ok {
+				o.sharing = append(o.sharing, with)
+			}
+		}
+	}
 	return o
+}
+
+// shares tells with which affected request another waited.
+func shares(x *Sample, affected []*Sample) (sharing, bool) {
+	const read = 5 * time.Millisecond // by which a thread that is idle has read what was sent to it
+	for _, a := range affected {
+		if waited := minTime(x.End, a.End).Sub(a.Start); !x.Start.Add(read).After(a.Start) && waited >= MinAffected {
+			return sharing{x, waited}, true
+		}
+	}
+	return sharing{}, false
 }
 
 // besideAsked tells whether a request was in flight together with an affected one,

@@ -58,7 +58,11 @@ type Scenario struct {
 	// Invisible, if not "", tells why no kernel evidence can decide this case. It
 	// is run and shown, and held to no bar.
 	Invisible string
-	Quick     bool // belongs to the short list that --quick and the tests run
+	// Shared: the stall of an affected request is that of the thread which serves all.
+	// Those that the thread had read before, and that waited with it for MinAffected,
+	// must have the same stall, as one that is shared.
+	Shared bool
+	Quick  bool // belongs to the short list that --quick and the tests run
 
 	Normal   Ask // what unaffected requests ask for
 	Affected Ask // what affected ones ask for; the zero Ask means Normal
@@ -228,6 +232,9 @@ func (s *Scenario) Validate() error {
 	byRequest := !s.Affected.isZero()
 	if byRequest == (s.Inject != nil) {
 		errs = append(errs, errors.New("needs either Affected or Inject"))
+	}
+	if s.Shared && (!byRequest || !s.Server.Serial) {
+		errs = append(errs, errors.New("has Shared without Affected on a Serial server: nothing is shared"))
 	}
 	if s.Before != nil && !byRequest {
 		errs = append(errs, errors.New("has Before without Affected: it is never called"))

@@ -48,7 +48,9 @@ type Result struct {
 	Named        map[string]int `json:"named"`         // affected requests by the stage named; "none" without one, "missing" without a span
 	Added        float64        `json:"added_p50"`
 	Attributed   float64        `json:"attributed_p50"`
-	HostStalls   int            `json:"host_stalls"` // unaffected requests with a stall that is the host's own, see hostOwn
+	SharedRight  int            `json:"shared_right,omitempty"` // requests beside an affected one that have its stall as a shared one
+	SharedOf     int            `json:"shared,omitempty"`       // of so many
+	HostStalls   int            `json:"host_stalls"`            // unaffected requests with a stall that is the host's own, see hostOwn
 	FalseNamed   map[string]int `json:"false_named,omitempty"`
 	Beside       int            `json:"beside"`             // requests that the fault touched too little to count
 	Disturbed    int            `json:"disturbed"`          // affected requests that the host delayed at least half as long besides, set aside
@@ -259,7 +261,24 @@ func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Resu
 	r.happened(max(r.Added, quantile(waited, 0.5)))
 
 	r.blame(s, faulty, paired, seen)
+	r.SharedOf = len(faulty.sharing)
+	for _, x := range faulty.sharing {
+		if about := seen(x.with); about != nil && about.shares(s.Stage, x.waited) {
+			r.SharedRight++
+		} else {
+			r.example(fmt.Sprintf("for %.1f ms beside an affected one", 1e3*x.waited.Seconds()), x.with, &usual, about)
+		}
+	}
 	return r
+}
+
+// shares tells whether a shared stall is said of a request, with whom it is shared, that
+// lasted as long as it waited with another, within the error of a latency.
+func (s *Seen) shares(stage string, waited time.Duration) bool {
+	return slices.ContainsFunc(s.parts, func(p stretch) bool {
+		return p.stage == stage && p.shared && p.sharedBy >= 2 && p.links >= 1 &&
+			relative(p.took.Seconds(), waited.Seconds()) <= barErrorP95
+	})
 }
 
 // happened says so if the fault did not: if it cost, at the median and by the server's

@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -347,6 +348,7 @@ func TestAScenarioThatCannotBeIsRefused(t *testing.T) {
 		"either Affected or":     func(s *Scenario) { s.Affected = Ask{} },
 		"it is never called":     func(s *Scenario) { s.Affected, s.Before = Ask{}, func(context.Context, *Rig) error { return nil } },
 		"shorter than 20ms":      func(s *Scenario) { s.Length = ms },
+		"nothing is shared":      func(s *Scenario) { s.Shared = true },
 		"a control is cpu, wait": func(s *Scenario) { s.Control = true },
 	} {
 		s := good
@@ -531,4 +533,38 @@ func TestOnAnEventLoopTheHostLeavesBytesLying(t *testing.T) {
 		r := score(s, &outcome{unaffected: append(a.usual(10), lying)}, &outcome{unaffected: a.usual(10)}, a.of)
 		assert.Equal(t, wrong, r.FalseBlame)
 	}
+}
+
+func TestWhoWaitsWithAnAffectedRequestMustHaveItsStallAsASharedOne(t *testing.T) {
+	s := lockScenario()
+	s.Server.Serial, s.Shared = true, true
+	asked := between(100, 140)
+	asked.Asked = true
+	with, short, late := between(90, 150), between(60, 119), between(96, 160)
+	a := account{asked: {Stages: map[string]float64{"lock": 0.040, "cpu": 0}}}
+	unaffected := a.usual(9)
+	o := classify(append([]*Sample{asked, with, short, late}, unaffected...), nil, s)
+	require.Equal(t, []sharing{{with, 40 * ms}}, o.sharing, "the others were read after it began, or waited less than 20 ms")
+
+	whole := stretch{stage: "lock", took: 39 * ms, shared: true, sharedBy: 2, links: 1}
+	for name, c := range map[string]struct {
+		spoil func(*stretch)
+		right int
+	}{
+		"the same stall":     {func(*stretch) {}, 1},
+		"another stage":      {func(p *stretch) { p.stage = "syscall" }, 0},
+		"half of it":         {func(p *stretch) { p.took = 20 * ms }, 0},
+		"as its own":         {func(p *stretch) { p.shared = false }, 0},
+		"without the other":  {func(p *stretch) { p.links = 0 }, 0},
+		"shared by one only": {func(p *stretch) { p.sharedBy = 1 }, 0},
+	} {
+		part := whole
+		c.spoil(&part)
+		a[with] = &Seen{Stages: map[string]float64{}, parts: []stretch{part}}
+		r := score(s, o, &outcome{}, a.of)
+		assert.Equal(t, 1, r.SharedOf)
+		assert.Equal(t, c.right, r.SharedRight, name)
+		assert.Equal(t, c.right == 0, slices.Contains(cellNames(r.Missed()), cellShared), name)
+	}
+	assert.Zero(t, score(s, o, &outcome{}, account{}.of).SharedRight, "nothing is said of it")
 }

@@ -102,13 +102,16 @@ func host() []lab.Scenario {
 			Load:   lab.Load{Connections: 2, Rate: 80},
 			Length: 90 * time.Millisecond,
 			Setup:  limitCPU,
-			Inject: func(_ context.Context, r *lab.Rig, d time.Duration) error {
-				if err := os.WriteFile(r.Paths[cpuQuota], []byte(r.Paths[cpuLimited]), 0o644); err != nil {
-					return err
-				}
-				time.Sleep(d)
-				return os.WriteFile(r.Paths[cpuQuota], []byte(r.Paths[cpuFree]), 0o644)
-			},
+			Inject: throttle,
+		})
+		add(lab.Scenario{
+			Name: "throttled_new_connection", Stage: "throttled",
+			What:   "the same, and each request comes on a connection of its own: the thread that would accept it may not run",
+			Normal: lab.Ask{Path: "/cpu?2", NewConn: true},
+			Load:   lab.Load{Connections: 2, Rate: 80},
+			Length: 90 * time.Millisecond,
+			Setup:  limitCPU,
+			Inject: throttle,
 		})
 		add(lab.Scenario{
 			Name: "page_cache", Stage: "page_cache", Quick: quick,
@@ -186,15 +189,25 @@ func host() []lab.Scenario {
 		})
 		add(lab.Scenario{
 			Name: "stopped", Stage: "stopped",
-			What: "SIGSTOP, and SIGCONT later",
-			Inject: func(_ context.Context, r *lab.Rig, d time.Duration) error {
-				if err := unix.Kill(r.PIDs[0], unix.SIGSTOP); err != nil {
-					return err
-				}
-				time.Sleep(d)
-				return unix.Kill(r.PIDs[0], unix.SIGCONT)
-			},
+			What:   "SIGSTOP, and SIGCONT later",
+			Inject: stopServer,
 		})
+		add(lab.Scenario{
+			Name: "stopped_new_connection", Stage: "stopped",
+			What:   "the same, and each request comes on a connection of its own: the thread that would accept it is stopped",
+			Normal: lab.Ask{NewConn: true},
+			Inject: stopServer,
+		})
+		if server.Serial {
+			add(lab.Scenario{
+				Name: "shared_lock", Stage: "lock", Shared: true,
+				What:     "the event loop waits for a mutex for one request, and those that wait for a timer wait with it",
+				Normal:   path("/timer?60"),
+				Affected: path("/lock?40"),
+				Load:     lab.Load{Rate: 50},
+				Added:    ownAccount,
+			})
+		}
 
 		add(lab.Scenario{
 			Name: "control_cpu", Stage: "cpu", Control: true, Quick: quick,
@@ -226,6 +239,19 @@ func host() []lab.Scenario {
 		})
 	}
 	return all
+}
+
+// ownAccount is what the server says of the fault: the other requests take their time in
+// another way.
+func ownAccount(s *lab.Sample, _ time.Duration) time.Duration { return s.Fault }
+
+// throttle lowers the limit that limitCPU has prepared for a while.
+func throttle(_ context.Context, r *lab.Rig, d time.Duration) error {
+	if err := os.WriteFile(r.Paths[cpuQuota], []byte(r.Paths[cpuLimited]), 0o644); err != nil {
+		return err
+	}
+	time.Sleep(d)
+	return os.WriteFile(r.Paths[cpuQuota], []byte(r.Paths[cpuFree]), 0o644)
 }
 
 // both does one after the other.

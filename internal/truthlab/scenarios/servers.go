@@ -66,6 +66,27 @@ func serverShapes() []lab.Scenario {
 				Invisible: "a contended mutex is a futex of 2, and nothing else tells the two apart",
 			},
 			{
+				Name: "servers/shared_lock/asyncio", Server: asyncio, Stage: "lock", Shared: true, Normal: get("/sleep?60"), Affected: get("/lock?40"),
+				What: "the event loop waits for a file lock for one request, and those that wait for a timer wait with it",
+				Load: lab.Load{Rate: 50}, Added: ownAccount,
+			},
+			{
+				Name: "servers/shared_syscall/node", Server: node, Stage: "syscall", Shared: true, Normal: get("/sleep?60"), Affected: get("/pipe?40"),
+				What: "the event loop writes to a full pipe for one request, and those that wait for a timer wait with it",
+				Load: lab.Load{Rate: 50}, Added: ownAccount,
+			},
+			{
+				Name: "servers/throttled_holder/asyncio", Server: asyncio, Stage: "throttled",
+				What:      "a thread of the pool computes and holds the interpreter's lock, and the CPU limit of 5 ms per 100 ms stops it: the event loop waits for the lock",
+				Invisible: "the interpreter waits for its lock by a wait of 5 ms that it repeats, and only the last try is split by what the holder did: the others are wait",
+				Length:    200 * time.Millisecond, Setup: limitCPU,
+				Inject: func(ctx context.Context, rig *lab.Rig, d time.Duration) error {
+					done := make(chan error, 1)
+					go func() { done <- rig.Ask(ctx, fmt.Sprintf("/thread/cpu?%d", d.Milliseconds())) }()
+					return errors.Join(throttle(ctx, rig, d), <-done)
+				},
+			},
+			{
 				Name: "servers/blocking_sleep/uvicorn", Server: uvicorn, Stage: "receive_queue",
 				What:   "another request's handler sleeps without giving way to the loop, and bytes lie unread",
 				Inject: ask("/block?40"),
