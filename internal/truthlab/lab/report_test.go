@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -65,6 +66,48 @@ func TestTheReportHasTheFieldsThatOthersRead(t *testing.T) {
 	assert.Equal(t, "reclaim", raw.Scenarios[1]["stage"])
 	assert.InDelta(t, 90, raw.Scenarios[1]["right"], 0)
 	assert.Equal(t, true, raw.Scenarios[3]["control"])
+}
+
+func TestADamagedReportIsRefused(t *testing.T) {
+	for content, want := range map[string]string{
+		"{}": "no whole report", "null": "no whole report", `{"scenarios":[null],"time":"2026-01-02T03:04:05Z"}`: "no whole report",
+		`{"scenarios":[]}`: "no whole report", "nonsense": "no report",
+	} {
+		path := filepath.Join(t.TempDir(), "truth.json")
+		require.NoError(t, WriteWhole(path, []byte(content)))
+		_, err := ReadReport(path)
+		assert.ErrorContains(t, err, want, content)
+	}
+}
+
+func TestThePageSaysWhereAndWhenEachPartWasMeasured(t *testing.T) {
+	r := handmade()
+	at := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
+	for i, s := range r.Scenarios {
+		s.Machine, s.Time = "here", at.Add(time.Duration(i)*time.Hour)
+	}
+	assert.Equal(t, "2026-01-02 03:04 UTC to 2026-01-02 07:04 UTC, on here", r.sources())
+	r.Scenarios[4].Machine = "there"
+	assert.Equal(t, "2026-01-02 03:04 UTC to 2026-01-02 06:04 UTC, on here (4 scenarios); 2026-01-02 07:04 UTC to 2026-01-02 07:04 UTC, on there (1 scenarios)", r.sources())
+}
+
+func TestNoTextBreaksTheTable(t *testing.T) {
+	r := handmade()
+	r.Scenarios[0].Name, r.Scenarios[0].Error = "a\nb|c", "one\ntwo"
+	filled, err := r.Document(tableBegin + "\n" + tableEnd)
+	require.NoError(t, err)
+	assert.Contains(t, filled, "| a b\\|c |")
+	assert.Contains(t, filled, "ERROR: one two")
+}
+
+func TestWhatOthersLeftInTheReportIsNotDropped(t *testing.T) {
+	r := handmade()
+	assert.True(t, r.HasOthers([]Scenario{{Name: "host/lock/threads"}}))
+	var all []Scenario
+	for _, s := range r.Scenarios {
+		all = append(all, Scenario{Name: s.Name})
+	}
+	assert.False(t, r.HasOthers(all))
 }
 
 func TestAScenarioThatIsRunAgainReplacesItsResult(t *testing.T) {

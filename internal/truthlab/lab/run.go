@@ -7,12 +7,14 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfllm/ebpfllm/internal/process"
 	"github.com/ebpfllm/ebpfllm/internal/stage"
@@ -36,21 +38,88 @@ type Lab struct {
 	log    io.Writer
 	cpu    int
 	others []int
+	lock   *os.File
+	calm   func() error // gives this session its nice value back
 }
 
-// New confines this process to all CPUs but one, which is for the servers.
-func New(size Size, log io.Writer) (*Lab, error) {
+// lockFile is held by the one lab that runs on this machine: two would share the
+// server's CPU, and their figures would be worth nothing.
+const lockFile = "/run/ebpfllm-truthlab.lock"
+
+// New waits until no other lab runs, removes what one that was killed has left behind,
+// and confines this process to all CPUs but one, which is for the servers. Close undoes it.
+func New(ctx context.Context, size Size, log io.Writer) (_ *Lab, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("must run as root, as the receiver loads eBPF programs and the faults act on other processes: run it with sudo")
 	}
-	cpu, others, err := process.SplitCPUs()
-	if err != nil {
+	l := &Lab{size: size, log: log}
+	if l.cpu, l.others, err = process.SplitCPUs(); err != nil {
 		return nil, err
 	}
-	if err := process.Favour(os.Getpid(), others...); err != nil {
+	if l.lock, err = os.OpenFile(lockFile, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return nil, err
 	}
-	return &Lab{size: size, log: log, cpu: cpu, others: others}, nil
+	if err := l.alone(ctx); err != nil {
+		return nil, errors.Join(err, l.lock.Close())
+	}
+	if err := clearLeftovers(); err != nil {
+		return nil, errors.Join(err, l.lock.Close())
+	}
+	if l.calm, err = process.KeepSession(os.Getpid()); err != nil {
+		return nil, errors.Join(err, l.lock.Close())
+	}
+	if err := process.Favour(os.Getpid(), l.others...); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// alone waits until no other lab runs.
+func (l *Lab) alone(ctx context.Context) error {
+	for said := false; ; said = true {
+		err := unix.Flock(int(l.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		if !said {
+			fmt.Fprintf(l.log, "another truth lab runs on this machine, and holds %s: waiting for its end\n", lockFile)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// Close gives this session the nice value back that it had, and lets another lab run.
+func (l *Lab) Close() error { return errors.Join(l.calm(), l.lock.Close()) }
+
+// Leftovers of a lab have these names: directories of the working directory, and cgroups.
+const (
+	leftDirectories = "truthlab-*.tmp"
+	leftGroups      = "ebpfllm-truthlab-*"
+)
+
+// clearLeftovers removes what a lab that was killed could not. The caller holds the lock.
+func clearLeftovers() error {
+	var errs []error
+	left, err := filepath.Glob(leftDirectories)
+	errs = append(errs, err)
+	for _, path := range left {
+		errs = append(errs, os.RemoveAll(path))
+	}
+	for _, parent := range []string{"", "*"} {
+		left, err := filepath.Glob(filepath.Join("/sys/fs/cgroup", parent, leftGroups))
+		errs = append(errs, err)
+		for _, path := range left {
+			errs = append(errs, os.Remove(path)) // its processes ended with the lab
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("clear what an earlier truth lab has left behind: %w", err)
+	}
+	return nil
 }
 
 // Run runs one scenario. What kept it from being run is in the result.
@@ -73,6 +142,7 @@ func (l *Lab) Run(ctx context.Context, s Scenario) *Result {
 		result.Error = err.Error()
 	}
 	result.Seconds = time.Since(began).Seconds()
+	result.Time, result.Machine = time.Now().UTC().Truncate(time.Second), machine()
 	return result
 }
 
@@ -83,7 +153,12 @@ func (l *Lab) run(ctx context.Context, s *Scenario) (result *Result, err error) 
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, rig.close()) }()
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			err = rig.withOutput(err)
+		}
+		err = errors.Join(err, rig.close())
+	}()
 	if err := s.Server.Start(ctx, rig); err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.Server.Name, err)
 	}
@@ -216,7 +291,7 @@ func (l *Lab) load(ctx context.Context, s *Scenario, rig *Rig, faulty bool) (*ou
 	if faulty && s.Inject != nil {
 		go func() {
 			defer close(done)
-			injection = inject(loading, s, rig, func(w window) { mu.Lock(); windows = append(windows, w); mu.Unlock() })
+			injection = inject(ctx, loading, s, rig, func(w window) { mu.Lock(); windows = append(windows, w); mu.Unlock() })
 			if injection != nil {
 				stop()
 			}
@@ -262,18 +337,18 @@ const settling = 20 * time.Millisecond
 
 // inject calls the scenario's fault again and again, at times that have nothing to
 // do with those of the requests.
-func inject(ctx context.Context, s *Scenario, rig *Rig, record func(window)) error {
+func inject(ctx, loading context.Context, s *Scenario, rig *Rig, record func(window)) error {
 	random := rand.New(rand.NewPCG(1, 2))
 	pause := 4*s.Length + settling
 	for {
 		select {
-		case <-ctx.Done():
+		case <-loading.Done():
 			return nil
 		case <-time.After(pause + time.Duration(random.Int64N(int64(pause/2)))):
 		}
 		w := window{begin: time.Now()}
 		// not cancelled with the load: a fault that has begun is undone
-		if err := s.Inject(context.WithoutCancel(ctx), rig, s.Length); err != nil {
+		if err := s.Inject(ctx, rig, s.Length); err != nil {
 			return err
 		}
 		w.end = time.Now()

@@ -62,6 +62,8 @@ type Result struct {
 	Partial      int            `json:"partial"`            // affected requests with a span that is not whole
 	Lost         int64          `json:"lost_records"`
 	Seconds      float64        `json:"seconds"`
+	Time         time.Time      `json:"time"` // when it was had
+	Machine      string         `json:"machine"`
 }
 
 // describe is a result with nothing but the scenario in it.

@@ -45,7 +45,7 @@ func startC(flags ...string) func(context.Context, *lab.Rig) error {
 			return err
 		}
 		r.Addr, r.PIDs = fmt.Sprintf("127.0.0.1:%d", port), []int{p.PID()}
-		return r.WaitUntilUp(ctx, p)
+		return r.WaitUntilUp(ctx, p, lab.Patience)
 	}
 }
 
