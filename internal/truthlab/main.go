@@ -21,6 +21,7 @@ import (
 	"regexp"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/ebpfllm/ebpfllm/internal/truthlab/lab"
 	"github.com/ebpfllm/ebpfllm/internal/truthlab/scenarios"
@@ -35,7 +36,7 @@ func main() {
 
 func run() (err error) {
 	var (
-		list      = flag.Bool("list", false, "list the scenarios and end")
+		list      = flag.Bool("list", false, "list the scenarios, with about how long each takes, and end")
 		pattern   = flag.String("run", "", "run the scenarios whose name matches this regular expression")
 		quick     = flag.Bool("quick", false, "run the short list, with fewer requests: for tests, not for figures")
 		add       = flag.Bool("add", false, "keep the other scenarios' results in the report that is there")
@@ -76,20 +77,24 @@ func run() (err error) {
 		chosen = []lab.Scenario{own}
 		report, picture = filepath.Join(*out, "own.json"), filepath.Join(*out, "own.svg")
 	}
+	size := lab.Full
+	if *quick {
+		size = lab.Quick
+	}
 	if *list {
+		var all time.Duration
 		for _, s := range chosen {
-			fmt.Printf("%-36s %-14s %s\n", s.Name, s.Stage, strings.Join(strings.Fields(s.What+" "+s.Report), " "))
+			takes := s.Estimate(size)
+			all += takes
+			fmt.Printf("%-44s %-14s %3.0f s  %s\n", s.Name, s.Stage, takes.Seconds(), strings.Join(strings.Fields(s.What+" "+s.Report), " "))
 		}
+		fmt.Printf("%d scenarios, about %.0f minutes\n", len(chosen), all.Minutes())
 		return nil
 	}
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second one ends this at once
-	size := lab.Full
-	if *quick {
-		size = lab.Quick
-	}
 	l, err := lab.New(ctx, size, os.Stderr)
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -90,4 +91,13 @@ func TestTheDocumentedCommandsWork(t *testing.T) {
 		})
 	}
 	assert.GreaterOrEqual(t, cases, 2)
+}
+
+func TestAWholeRunIsOverWithinAnHour(t *testing.T) {
+	var all time.Duration
+	for _, s := range scenarios.All() {
+		all += s.Estimate(lab.Full)
+		assert.Greater(t, s.Estimate(lab.Full), s.Estimate(lab.Quick), s.Name)
+	}
+	assert.Less(t, all, time.Hour)
 }

@@ -28,7 +28,7 @@ type Size struct {
 
 // Sizes of a whole run, and of the one that tests and CI can afford.
 var (
-	Full  = Size{Affected: 100, Unaffected: 500, Timeout: 60 * time.Second}
+	Full  = Size{Affected: 100, Unaffected: 500, Timeout: 90 * time.Second}
 	Quick = Size{Affected: 20, Unaffected: 100, Timeout: 20 * time.Second}
 )
 
@@ -279,6 +279,10 @@ func (o *outcome) setAside(s *Scenario) {
 // window is a time in which a fault from outside was in effect.
 type window struct{ begin, end time.Time }
 
+// pairedPart: the run without the fault has so many times less requests. It is there for the
+// share of them that the host stalls.
+const pairedPart = 2
+
 // load puts the server under load until there are enough requests of each sort.
 func (l *Lab) load(ctx context.Context, s *Scenario, rig *Rig, faulty bool) (*outcome, error) {
 	w := &load{rig: rig, scenario: s, faulty: faulty}
@@ -312,7 +316,11 @@ func (l *Lab) load(ctx context.Context, s *Scenario, rig *Rig, faulty bool) (*ou
 			o := classify(w.taken(), windows, s)
 			mu.Unlock()
 			// some more: a fault that is in effect just now is not known yet
-			if len(o.unaffected) >= l.size.Unaffected*21/20 && (!faulty || len(o.affected) >= l.size.Affected) {
+			need := l.size.Unaffected * 21 / 20
+			if !faulty {
+				need /= pairedPart
+			}
+			if len(o.unaffected) >= need && (!faulty || len(o.affected) >= l.size.Affected) {
 				stop()
 				return
 			}
@@ -335,11 +343,14 @@ func (l *Lab) load(ctx context.Context, s *Scenario, rig *Rig, faulty bool) (*ou
 // that it built are worked off.
 const settling = 20 * time.Millisecond
 
+// pauseAfter is the least time between two faults from outside of a length.
+func pauseAfter(length time.Duration) time.Duration { return 4*length + settling }
+
 // inject calls the scenario's fault again and again, at times that have nothing to
 // do with those of the requests.
 func inject(ctx, loading context.Context, s *Scenario, rig *Rig, record func(window)) error {
 	random := rand.New(rand.NewPCG(1, 2))
-	pause := 4*s.Length + settling
+	pause := pauseAfter(s.Length)
 	for {
 		select {
 		case <-loading.Done():

@@ -133,8 +133,8 @@ func (a *Ask) isZero() bool {
 // that is late sends as soon as it can.
 type Load struct {
 	Connections int     // kept-alive connections that ask by turns; 4 if 0
-	Rate        float64 // requests per second of all together; 100 if 0
-	Every       int     // every so many requests ask for Affected; 8 if 0, 12 on a Serial server
+	Rate        float64 // requests per second of all together; 200 if 0
+	Every       int     // every so many requests ask for Affected; 16 if 0, 20 on a Serial server
 	// Dial connects; nil is Rig.Dial.
 	Dial func(context.Context, *Rig) (net.Conn, error)
 }
@@ -212,15 +212,41 @@ func (s Scenario) withDefaults() Scenario {
 		s.Load.Connections = 4
 	}
 	if s.Load.Rate == 0 {
-		s.Load.Rate = 100
+		s.Load.Rate = 200
 	}
 	if s.Load.Every == 0 {
-		s.Load.Every = 8
+		s.Load.Every = 16
 		if s.Server.Serial {
-			s.Load.Every = 12
+			s.Load.Every = 20
 		}
 	}
 	return s
+}
+
+// Estimate is about how long the scenario takes, where the server keeps up with the load.
+func (s Scenario) Estimate(size Size) time.Duration {
+	const around = 3.5 // seconds: start, warm up, wait for the last spans, end
+	s = s.withDefaults()
+	length, after := s.Length.Seconds(), settling.Seconds()
+	var cycle, affected, touched float64 // seconds from fault to fault, requests that it affects, the share of the time that is neither side's
+	if s.Inject == nil {
+		cycle, affected = float64(s.Load.Every)/s.Load.Rate, 1
+		switch {
+		case s.Load.Connections == 1: // nobody is in flight beside it
+			touched = after / cycle
+		case s.Server.Serial:
+			touched = (length + after) / cycle
+		}
+	} else {
+		cycle = length + 1.25*pauseAfter(s.Length).Seconds()
+		affected = min(float64(s.Load.Connections), s.Load.Rate*(length-MinAffected.Seconds()))
+		touched = (length + after) / cycle
+	}
+	undisturbed := float64(size.Unaffected) * 1.05 / s.Load.Rate
+	paired := undisturbed / pairedPart
+	faulty := max(float64(size.Affected)/affected*cycle, undisturbed/max(0.1, 1-touched-1/float64(s.Load.Every)))
+	limit := size.Timeout.Seconds()
+	return duration(around + min(limit, paired) + min(limit, faulty))
 }
 
 // Validate tells what is wrong with the scenario as data.

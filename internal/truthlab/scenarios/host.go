@@ -118,7 +118,7 @@ func host() []lab.Scenario {
 			What:     "a buffered read of a file that was evicted from the page cache",
 			Normal:   path("/read?2"),
 			Affected: path("/read?1"),
-			Load:     lab.Load{Connections: 2, Rate: 25},
+			Load:     lab.Load{Connections: 2, Rate: 25, Every: 8},
 			Setup:    files(map[int]int{1: 72 << 20, 2: 72 << 20}),
 			Before:   evictFile(1),
 		})
@@ -134,7 +134,7 @@ func host() []lab.Scenario {
 			Name: "page_fault_minor", Stage: "page_fault",
 			What:     "memory is touched for the first time",
 			Affected: path("/touch?96"),
-			Load:     lab.Load{Every: 12},
+			Load:     lab.Load{Every: 24},
 		})
 		add(lab.Scenario{
 			Name: "reclaim", Stage: "reclaim",
@@ -149,20 +149,20 @@ func host() []lab.Scenario {
 			Name: "compaction", Stage: "compaction",
 			What:     "the thread compacts memory, through /proc/sys/vm/compact_memory",
 			Affected: path("/compact?6"),
-			Load:     lab.Load{Every: 12},
+			Load:     lab.Load{Every: 24},
 		})
 		add(lab.Scenario{
 			Name: "block_io_direct", Stage: "block_io",
 			What:     "a read past the page cache",
 			Affected: path("/direct?1"),
-			Load:     lab.Load{Every: 12},
+			Load:     lab.Load{Every: 24},
 			Setup:    files(map[int]int{1: 48 << 20}),
 		})
 		add(lab.Scenario{
 			Name: "block_io_fsync", Stage: "block_io",
 			What:     "an fsync after a write",
 			Affected: path("/sync?49152"),
-			Load:     lab.Load{Rate: 50},
+			Load:     lab.Load{Rate: 50, Every: 9},
 		})
 		add(lab.Scenario{
 			Name: "block_io_limit", Stage: "block_io",
@@ -204,7 +204,7 @@ func host() []lab.Scenario {
 				What:     "the event loop waits for a mutex for one request, and those that wait for a timer wait with it",
 				Normal:   path("/timer?60"),
 				Affected: path("/lock?40"),
-				Load:     lab.Load{Rate: 50},
+				Load:     lab.Load{Rate: 50, Every: 12},
 				Added:    ownAccount,
 			})
 		}
@@ -213,13 +213,13 @@ func host() []lab.Scenario {
 			Name: "control_cpu", Stage: "cpu", Control: true, Quick: quick,
 			What:     "the handler computes",
 			Affected: path("/cpu?40"),
-			Load:     lab.Load{Every: 12},
+			Load:     lab.Load{Every: 24},
 		})
 		add(lab.Scenario{
 			Name: "control_gc", Stage: "cpu", Control: true,
 			What:     "a garbage collector in user code stops the world",
 			Affected: path("/collect?40"),
-			Load:     lab.Load{Every: 12},
+			Load:     lab.Load{Every: 24},
 		})
 		add(lab.Scenario{
 			Name: "control_batch", Stage: "wait", Control: true, Quick: quick,
@@ -230,7 +230,7 @@ func host() []lab.Scenario {
 			Name: "control_engine", Stage: "cpu", Control: true,
 			What:     "the engine simply takes longer: another thread computes, the request waits for it",
 			Affected: path("/engine?40"),
-			Load:     lab.Load{Every: 12},
+			Load:     lab.Load{Every: 24},
 		})
 		add(lab.Scenario{
 			Name: "control_sleep", Stage: "wait", Control: true,

@@ -68,12 +68,12 @@ func serverShapes() []lab.Scenario {
 			{
 				Name: "servers/shared_lock/asyncio", Server: asyncio, Stage: "lock", Shared: true, Normal: get("/sleep?60"), Affected: get("/lock?40"),
 				What: "the event loop waits for a file lock for one request, and those that wait for a timer wait with it",
-				Load: lab.Load{Rate: 50}, Added: ownAccount,
+				Load: lab.Load{Rate: 50, Every: 12}, Added: ownAccount,
 			},
 			{
 				Name: "servers/shared_syscall/node", Server: node, Stage: "syscall", Shared: true, Normal: get("/sleep?60"), Affected: get("/pipe?40"),
 				What: "the event loop writes to a full pipe for one request, and those that wait for a timer wait with it",
-				Load: lab.Load{Rate: 50}, Added: ownAccount,
+				Load: lab.Load{Rate: 50, Every: 12}, Added: ownAccount,
 			},
 			{
 				Name: "servers/throttled_holder/asyncio", Server: asyncio, Stage: "throttled",
@@ -97,7 +97,7 @@ func serverShapes() []lab.Scenario {
 			{
 				Name: "servers/pool_page_cache/asyncio", Server: asyncio, Stage: "page_cache", Normal: get("/thread/read?48"), Affected: get("/thread/read?48"),
 				What: "a thread of the pool reads a file that is not in memory, and the loop waits for the thread",
-				Load: lab.Load{Connections: 1}, Before: evictRead,
+				Load: lab.Load{Connections: 1, Rate: 100, Every: 10}, Before: evictRead,
 			},
 		},
 	)
@@ -165,12 +165,12 @@ func mainFaults(server lab.Server, p paths) []lab.Scenario {
 		{
 			Name: "page_cache", Stage: "page_cache", Normal: get(p.reads), Affected: get(p.reads), Before: evictRead,
 			What: "the handler reads a file that is not in memory",
-			Load: lab.Load{Connections: 1},
+			Load: lab.Load{Connections: 1, Rate: 100, Every: 10},
 		},
 		{
 			Name: "page_fault", Stage: "page_fault", Normal: get(p.maps), Affected: get(p.maps), Before: evictWeights,
 			What: "the handler touches a mapping that was evicted",
-			Load: lab.Load{Connections: 1},
+			Load: lab.Load{Connections: 1, Rate: 100, Every: 10},
 		},
 		{
 			Name: "page_fault_minor", Stage: "page_fault", Affected: get(p.touches),
@@ -195,7 +195,7 @@ func mainFaults(server lab.Server, p paths) []lab.Scenario {
 		{
 			Name: "send_buffer", Stage: "send_buffer", Normal: get("/big?512"), Affected: slowly("/big?512"),
 			What: "the client reads slowly", Added: longer,
-			Load: lab.Load{Connections: 2, Rate: 60, Dial: smallBuffer},
+			Load: lab.Load{Connections: 2, Rate: 60, Every: 8, Dial: smallBuffer},
 		},
 	}
 	has := map[string]string{
@@ -244,7 +244,7 @@ func engineFaults(server lab.Server) []lab.Scenario {
 		{
 			Name: "engine_page_fault", Stage: "page_fault", Normal: get("/engine/map?600"), Affected: get("/engine/map?600"), Before: evictWeights,
 			What: "the engine's weights were evicted",
-			Load: lab.Load{Connections: 1},
+			Load: lab.Load{Connections: 1, Rate: 100, Every: 10},
 		},
 		{
 			Name: "engine_run_queue", Stage: "run_queue", Affected: get("/engine/steal?40"),
@@ -273,7 +273,7 @@ func nodeFaults(server lab.Server) []lab.Scenario {
 				return err
 			},
 			Before: func(_ context.Context, rig *lab.Rig) error { return hold(rig.Length) },
-			Load:   lab.Load{Connections: 1},
+			Load:   lab.Load{Connections: 1, Rate: 100, Every: 10},
 		},
 		{
 			Name: "page_fault", Stage: "page_fault", Normal: get("/code?1"), Affected: get("/code?1"),
@@ -281,13 +281,13 @@ func nodeFaults(server lab.Server) []lab.Scenario {
 			Before: func(_ context.Context, rig *lab.Rig) error {
 				return disturb.EvictMapping(rig.PIDs[0], rig.Paths["code"])
 			},
-			Load:  lab.Load{Connections: 1},
+			Load:  lab.Load{Connections: 1, Rate: 100, Every: 10},
 			Added: longer,
 		},
 		{
 			Name: "pool_page_cache", Stage: "page_cache", Normal: get("/async/read?48"), Affected: get("/async/read?48"), Before: evictRead,
 			What: "libuv's pool reads a file that is not in memory, and the loop waits for it",
-			Load: lab.Load{Connections: 1},
+			Load: lab.Load{Connections: 1, Rate: 100, Every: 10},
 		},
 	})
 }
@@ -318,7 +318,8 @@ func llamaFaults() []lab.Scenario {
 	}
 	for i := range scenarios {
 		scenarios[i].Normal = chat(1, 1)
-		scenarios[i].Load = lab.Load{Connections: 1, Rate: 25}
+		scenarios[i].Load = lab.Load{Connections: 1, Rate: 25, Every: 8}
+		scenarios[i].Length = 60 * time.Millisecond
 	}
 	return on(servers.LlamaCPP(1), scenarios)
 }
