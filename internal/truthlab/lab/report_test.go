@@ -216,3 +216,17 @@ func TestStagesAreSortedAsTheProjectListsThem(t *testing.T) {
 	assert.Negative(t, stageOrder("brand_new", noSpan))
 	assert.Zero(t, stageOrder("lock", "lock"))
 }
+
+func TestWhatIsAcceptedIsPaintedAsRight(t *testing.T) {
+	r := &Report{Scenarios: []*Result{
+		{Stage: "page_fault", Also: []string{"reclaim"}, Named: map[string]int{"page_fault": 3, "reclaim": 2, "cpu": 1}},
+		{Stage: "page_fault", Named: map[string]int{"reclaim": 4}},
+	}}
+	assert.Equal(t, map[string]map[string]int{"page_fault": {"page_fault": 3, "reclaim": 2}}, r.accepted(), "right in one scenario, wrong in the other")
+	var b bytes.Buffer
+	require.NoError(t, r.Draw(&b))
+	for named, hue := range map[string]string{"page_fault": "hsl(140,", "reclaim": "hsl(60,", "cpu": "hsl(4,"} {
+		cell := b.String()[:strings.Index(b.String(), "page_fault named "+named+":")]
+		assert.True(t, strings.HasPrefix(cell[strings.LastIndex(cell, "fill=")+len(`fill="`):], hue), named)
+	}
+}
