@@ -113,7 +113,7 @@ func field() []lab.Scenario {
 		{
 			Name: "detokenizer", Report: "sgl-project/sglang#23393", Server: servers.AsyncioEngine(), Stage: "cpu", Control: true,
 			What:   "the one process behind the API computes long for a token",
-			Normal: get("/engine/none"), Affected: get("/engine/tokenise?40"),
+			Normal: get("/engine/none"), Affected: get("/engine/tokenise?40"), Load: pythonEngineLoad,
 		},
 	}
 	for i := range all {

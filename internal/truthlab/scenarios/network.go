@@ -214,7 +214,7 @@ func freshUpstreamConnection(far *servers.Far) lab.Scenario {
 	return lab.Scenario{
 		Name: "upstream/new-tls-connection", Stage: "wait", Control: true, Server: far.Gateway(servers.Near), Report: "RunanywhereAI/wally#80",
 		What:   "a gateway makes a new TLS connection to its upstream for a request, and a round trip takes 20 ms",
-		Normal: lab.Ask{Path: "/kept"}, Affected: lab.Ask{Path: "/fresh"},
+		Normal: lab.Ask{Path: "/kept"}, Affected: lab.Ask{Path: "/fresh"}, Load: lab.Load{Rate: 100, Every: 10},
 		Setup: delay(far, 10*time.Millisecond),
 	}
 }
@@ -223,7 +223,7 @@ func exhaustedPool(far *servers.Far) lab.Scenario {
 	return lab.Scenario{
 		Name: "upstream/pool-exhausted", Stage: "wait", Control: true, Server: far.Gateway(servers.Stranger), Report: "BerriAI/litellm#14895", Length: 60 * time.Millisecond,
 		What:   "both connections of the gateway's pool are in use for 60 ms: requests queue for them in the application",
-		Normal: lab.Ask{Path: "/pool?ms=0"},
+		Normal: lab.Ask{Path: "/pool?ms=0"}, Load: lab.Load{Rate: 100},
 		Inject: func(ctx context.Context, rig *lab.Rig, d time.Duration) error {
 			path := fmt.Sprintf("/pool?ms=%d", d.Milliseconds())
 			var wg sync.WaitGroup
@@ -241,7 +241,7 @@ func slowNames(far *servers.Far) lab.Scenario {
 	return lab.Scenario{
 		Name: "upstream/name-server", Stage: "wait", Control: true, Server: far.Gateway(servers.Stranger), Report: "open-webui/open-webui#27440", Length: 60 * time.Millisecond,
 		What:   "both threads that resolve names wait for a slow name server for 60 ms: requests queue for them in the application",
-		Normal: lab.Ask{Path: "/resolve"},
+		Normal: lab.Ask{Path: "/resolve"}, Load: lab.Load{Rate: 100},
 		Inject: func(ctx context.Context, rig *lab.Rig, _ time.Duration) error { return rig.Ask(ctx, "/resolve?n=2") },
 	}
 }

@@ -103,10 +103,10 @@ func serverShapes() []lab.Scenario {
 	)
 	for _, api := range []string{servers.Loop, servers.Threads} {
 		for _, transport := range []string{servers.Unix, servers.SharedMemory} {
-			all = append(all, engineFaults(servers.Engine(api, transport))...)
+			all = append(all, engineFaults(servers.Engine(api, transport), lab.Load{})...)
 		}
 	}
-	all = append(all, slices.DeleteFunc(engineFaults(servers.AsyncioEngine()),
+	all = append(all, slices.DeleteFunc(engineFaults(servers.AsyncioEngine(), pythonEngineLoad),
 		func(s lab.Scenario) bool { return strings.Contains(s.Name, "run_queue") })...) // it has no thread to do that
 	for i := range all {
 		if all[i].Inject != nil {
@@ -225,9 +225,12 @@ func on(server lab.Server, all []lab.Scenario) []lab.Scenario {
 	return all
 }
 
+// pythonEngineLoad is what two Python processes on one CPU can do, and have time to spare.
+var pythonEngineLoad = lab.Load{Rate: 100, Every: 12}
+
 // engineFaults are those that the engine process suffers: what it does has to be
 // found in the request that the API process serves.
-func engineFaults(server lab.Server) []lab.Scenario {
+func engineFaults(server lab.Server, load lab.Load) []lab.Scenario {
 	all := []lab.Scenario{
 		{
 			Name: "engine_cpu", Stage: "cpu", Control: true, Affected: get("/engine/cpu?40"),
@@ -253,7 +256,7 @@ func engineFaults(server lab.Server) []lab.Scenario {
 	}
 	for i := range all {
 		if all[i].Normal.Path == "" {
-			all[i].Normal = get("/engine/none")
+			all[i].Normal, all[i].Load = get("/engine/none"), load
 		}
 	}
 	// the engine takes requests in turn: those beside an affected one wait with it
