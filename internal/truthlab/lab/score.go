@@ -235,7 +235,11 @@ func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Resu
 			if truth > 0 {
 				rest := excess[key{"wait", false}] + excess[key{"unattributed", false}]
 				left = append(left, max(0, rest)/truth)
-				over = append(over, beyondTruth(excess, truth, x.Queued.Seconds(), s.Control))
+				whole := truth
+				if s.Added != nil { // it may leave out what the fault is not to be blamed for
+					whole = max(whole, (x.Latency() - usual.latency).Seconds())
+				}
+				over = append(over, beyondTruth(excess, whole, x.Queued.Seconds(), s.Control))
 			}
 			if len(about.Incomplete) > 0 {
 				r.Partial++

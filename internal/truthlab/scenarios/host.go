@@ -139,11 +139,11 @@ func host() []lab.Scenario {
 		add(lab.Scenario{
 			Name: "reclaim", Stage: "reclaim",
 			What:     "memory is touched while a file that is still to be written out fills the memory limit of the server's cgroup",
-			Normal:   path("/touch?56"),
-			Affected: path("/touch?56"),
+			Normal:   path("/touch?68"),
+			Affected: path("/touch?68"),
 			Load:     lab.Load{Connections: 1, Rate: 20, Every: 5}, // another connection would reclaim what this one is to
-			Setup:    limitMemory(72 << 20),
-			Before:   func(ctx context.Context, r *lab.Rig) error { return r.Ask(ctx, "/soil?61440") },
+			Setup:    limitMemory(76 << 20),
+			Before:   func(ctx context.Context, r *lab.Rig) error { return r.Ask(ctx, "/soil?67584") },
 		})
 		add(lab.Scenario{
 			Name: "compaction", Stage: "compaction",
