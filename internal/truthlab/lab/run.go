@@ -40,6 +40,7 @@ type Lab struct {
 	others []int
 	lock   *os.File
 	calm   func() error // gives this session its nice value back
+	before priority
 }
 
 // lockFile is held by the one lab that runs on this machine: two would share the
@@ -63,6 +64,9 @@ func New(ctx context.Context, size Size, log io.Writer) (_ *Lab, err error) {
 		return nil, errors.Join(err, l.lock.Close())
 	}
 	if err := clearLeftovers(); err != nil {
+		return nil, errors.Join(err, l.lock.Close())
+	}
+	if l.before, err = ownPriority(); err != nil {
 		return nil, errors.Join(err, l.lock.Close())
 	}
 	if l.calm, err = process.KeepSession(os.Getpid()); err != nil {
@@ -92,8 +96,29 @@ func (l *Lab) alone(ctx context.Context) error {
 	}
 }
 
-// Close gives this session the nice value back that it had, and lets another lab run.
-func (l *Lab) Close() error { return errors.Join(l.calm(), l.lock.Close()) }
+// Close gives this process and its session back what they had, and lets another lab run.
+func (l *Lab) Close() error { return errors.Join(l.before.restore(), l.calm(), l.lock.Close()) }
+
+// priority is where and before whom a thread runs.
+type priority struct {
+	cpus unix.CPUSet
+	attr *unix.SchedAttr
+}
+
+func ownPriority() (p priority, err error) {
+	if err := unix.SchedGetaffinity(0, &p.cpus); err != nil {
+		return p, err
+	}
+	p.attr, err = unix.SchedGetAttr(0, 0)
+	return p, err
+}
+
+// restore gives it to every thread of this process.
+func (p priority) restore() error {
+	return process.EachThread(os.Getpid(), func(tid int) error {
+		return errors.Join(unix.SchedSetaffinity(tid, &p.cpus), unix.SchedSetAttr(tid, p.attr, 0))
+	})
+}
 
 // Leftovers of a lab have these names: directories of the working directory, and cgroups.
 const (
