@@ -226,7 +226,8 @@ func TestWhatIsAcceptedIsPaintedAsRight(t *testing.T) {
 	var b bytes.Buffer
 	require.NoError(t, r.Draw(&b))
 	for named, hue := range map[string]string{"page_fault": "hsl(140,", "reclaim": "hsl(60,", "cpu": "hsl(4,"} {
-		cell := b.String()[:strings.Index(b.String(), "page_fault named "+named+":")]
+		cell, _, found := strings.Cut(b.String(), "page_fault named "+named+":")
+		require.True(t, found)
 		assert.True(t, strings.HasPrefix(cell[strings.LastIndex(cell, "fill=")+len(`fill="`):], hue), named)
 	}
 }
