@@ -13,6 +13,8 @@ TESTFLAGS :=
 MODULES := . internal/bench examples/llamacpp
 
 export GOTOOLCHAIN ?= local
+# quotes in it are the shell's only here
+export SCENARIO
 export EBPFLLM_COLLECTOR := $(CURDIR)/$(DIST)
 
 .DEFAULT_GOAL := help
@@ -52,7 +54,7 @@ test: build ## run every test; as root the kernel tests run too
 		--raw-command -- internal/tools/gotest.sh "$(if $(filter ./...,$(PKGS)),$(MODULES),.)" -count 1 -timeout 20m $(TESTFLAGS) $(PKGS)
 
 truth: ## inject known faults and hold what the receiver says of them to its bars; SCENARIO='host/lock' runs some, TRUTHFLAGS=-quick the short list (as root)
-	go run ./internal/truthlab $(if $(SCENARIO),-run '$(SCENARIO)' -add) $(TRUTHFLAGS)
+	go run ./internal/truthlab $(if $(SCENARIO),-run "$$SCENARIO" -add) $(TRUTHFLAGS)
 
 truth-docs: ## put the table and the picture of out/truth.json into docs/accuracy.md
 	go run ./internal/truthlab -docs docs/accuracy.md
