@@ -301,7 +301,9 @@ func (a *Assembler) enter(r *request, lane probe.Lane) {
 	if lane == r.lane {
 		return
 	}
-	r.moved = r.moved || r.lane != (probe.Lane{})
+	if r.lane != (probe.Lane{}) {
+		r.handOver()
+	}
 	a.leave(r)
 	if lane == (probe.Lane{}) {
 		return
@@ -309,6 +311,17 @@ func (a *Assembler) enter(r *request, lane probe.Lane) {
 	r.lane = lane
 	a.lanes[lane] = append(a.lanes[lane], r)
 	a.count(lane)
+}
+
+// handOver notes that another lane goes on with the request, since when is not
+// known: its totals have nothing of what the earlier one did, nor may its spans.
+func (r *request) handOver() {
+	r.moved = true
+	for _, d := range r.held {
+		if d.told.Cookie == 0 {
+			d.pieces = nil
+		}
+	}
 }
 
 // count tells those on a lane how many they are.

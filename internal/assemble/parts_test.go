@@ -186,3 +186,20 @@ func TestATotalHasWhatSpansProveIfTheThreadsAccountIsGone(t *testing.T) {
 		})
 	}
 }
+
+// Whose doing the request's time was until another thread sent its answer is not
+// known: neither totals nor spans say so.
+func TestStallsOfAThreadThatHandedTheRequestOverHaveNoSpans(t *testing.T) {
+	var l log
+	a := New(Config{MinDuration: ms}, &l)
+	r := asked(1, 1, 10, get)
+	feed(a, r, before(1, stage.RunQueue, 9, 10), stretch(0, thread, stage.Lock, 20, 80))
+	r.Lane = probe.Lane{PID: 7, ID: 9}
+	p := sent(r, 100, len(ok)+2)
+	p.Exclusive = stage.Times{stage.RunQueue: ms}
+	feed(a, answered(1, 1, 90, ok), onThread(9, stretch(0, r.Lane, stage.Lock, 30, 90)), p)
+	settle(a)
+	assert.Equal(t, []string{"1 run_queue 9-10/1"}, spans(&l))
+	assert.EqualValues(t, 90*ms, only(t, l.finished).Exclusive[stage.Unattributed])
+	assert.Empty(t, l.problems)
+}
