@@ -144,7 +144,7 @@ static __always_inline void conn_take_lane(struct conn *c, struct lane *l, __u64
 }
 
 /* A stretch of a stage ends: its record, where it is long enough. */
-static __noinline void conn_occurred(struct conn *c, __u32 stage, __u64 start, __u64 end, __u64 duration)
+static __noinline void conn_occurred(struct conn *c, __u32 stage, __u64 start, __u64 end)
 {
 	struct occurrence_record o = {};
 
@@ -153,7 +153,7 @@ static __noinline void conn_occurred(struct conn *c, __u32 stage, __u64 start, _
 	o.r.seq = c->seq;
 	o.r.time = end;
 	o.start = start;
-	o.duration = duration;
+	o.duration = end - start;
 	o.pid = c->pid;
 	o.tid = c->tid;
 	o.stage = stage;
@@ -162,16 +162,10 @@ static __noinline void conn_occurred(struct conn *c, __u32 stage, __u64 start, _
 		c->lost = 1;
 }
 
-/* The stage took up only a part of what lies between start and end. */
-static __always_inline void conn_occurrence_within(struct conn *c, __u32 stage, __u64 start, __u64 end, __s64 duration)
-{
-	if (start && end >= start && duration >= (__s64)min_duration)
-		conn_occurred(c, stage, start, end, duration);
-}
-
 static __always_inline void conn_occurrence(struct conn *c, __u32 stage, __u64 start, __u64 end)
 {
-	conn_occurrence_within(c, stage, start, end, end - start);
+	if (start && end >= start && end - start >= min_duration)
+		conn_occurred(c, stage, start, end);
 }
 
 #endif

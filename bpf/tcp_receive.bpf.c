@@ -94,24 +94,68 @@ static __always_inline __s64 accept_was_held(struct conn *c, __s64 accept)
 		explained += d;
 		if (i == HELD_RUN_QUEUE) {
 			c->done[STAGE_RUN_QUEUE] += d;
-			conn_occurrence_within(c, STAGE_RUN_QUEUE, from, to, d);
+			conn_occurrence(c, STAGE_RUN_QUEUE, to - d, to);
 		} else if (i == HELD_THROTTLED) {
 			c->done[STAGE_THROTTLED] += d;
-			conn_occurrence_within(c, STAGE_THROTTLED, from, to, d);
+			conn_occurrence(c, STAGE_THROTTLED, to - d, to);
 		} else {
 			c->done[STAGE_STOPPED] += d;
-			conn_occurrence_within(c, STAGE_STOPPED, from, to, d);
+			conn_occurrence(c, STAGE_STOPPED, to - d, to);
 		}
 	}
 	return explained;
 }
 
+/* A head that was accepted lies there or is waited for, until it is read. */
+struct head_wait {
+	__u64 from, now;
+	__u64 part; /* of a head that came in pieces the last one lay there since then */
+	__s64 stalled; /* of it, the reader was kept from reading */
+	__s64 told;    /* of that, since part and with a record of its own */
+};
+
+/* When the reader was kept from a CPU, or stopped, that is why the bytes lay there; else it was busy. */
+__noinline int reader_stalls(struct conn *c, struct thread *t, struct head_wait *w)
+{
+	struct stretch *s;
+	__u64 end;
+	__s64 d, since;
+
+	if (!c || !t || !w)
+		return 0;
+	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+		s = latest(t, i);
+		if (s->to <= w->from && !s->depth)
+			break;
+		if (s->depth || (s->stage != STAGE_RUN_QUEUE && s->stage != STAGE_THROTTLED && s->stage != STAGE_STOPPED))
+			continue;
+		d = stretch_within(s, w->from, w->now);
+		if (d <= 0 || d > (__s64)(w->now - w->from) - w->stalled)
+			continue;
+		w->stalled += d;
+		if (s->stage == STAGE_RUN_QUEUE)
+			c->done[STAGE_RUN_QUEUE] += d;
+		else if (s->stage == STAGE_THROTTLED)
+			c->done[STAGE_THROTTLED] += d;
+		else
+			c->done[STAGE_STOPPED] += d;
+		if (d < (__s64)min_duration)
+			continue;
+		end = s->to < w->now ? s->to : w->now;
+		since = end - w->part;
+		if (since > 0)
+			w->told += since < d ? since : d;
+		conn_occurred(c, s->stage, end - d, end); /* joined ones have others' time in between */
+	}
+	return 0;
+}
+
 /* The head is read: the request's first part is split up, and its lane's time begins. */
 static __always_inline void request_begins(struct conn *c, struct thread *t, struct lane *l, __u64 now)
 {
-	__s64 accept = 0, held = 0, stalled = 0, receive, rest;
+	__s64 accept = 0, held = 0, receive, rest, last;
 	__s64 before = now - c->start;
-	__u64 from;
+	struct head_wait w = {};
 
 	if (c->first && c->established) {
 		if (!c->accepted) {
@@ -126,32 +170,12 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 		accept = before;
 	if (accept)
 		held = accept_was_held(c, accept);
-	rest = before - accept;
-	/* when the reader was kept from a CPU, or stopped, that is why the bytes lay there; else it was busy */
-	from = c->start + accept;
-	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
-		struct stretch *s = latest(t, i);
-		__u64 a = s->from > from ? s->from : from, b = s->to < now ? s->to : now;
-		__s64 d;
-
-		if (s->to <= from && !s->depth)
-			break;
-		if (s->depth || (s->stage != STAGE_RUN_QUEUE && s->stage != STAGE_THROTTLED && s->stage != STAGE_STOPPED))
-			continue;
-		d = stretch_within(s, from, now);
-		if (d <= 0 || d > rest)
-			continue;
-		rest -= d;
-		stalled += d;
-		if (s->stage == STAGE_RUN_QUEUE)
-			c->done[STAGE_RUN_QUEUE] += d;
-		else if (s->stage == STAGE_THROTTLED)
-			c->done[STAGE_THROTTLED] += d;
-		else
-			c->done[STAGE_STOPPED] += d;
-		conn_occurrence_within(c, s->stage, a, b, d);
-	}
-	receive = clock_read(c->receive, now) - accept - stalled;
+	w.now = now;
+	w.from = c->start + accept;
+	w.part = c->receive_since > w.from ? c->receive_since : w.from;
+	reader_stalls(c, t, &w);
+	rest = before - accept - w.stalled;
+	receive = clock_read(c->receive, now) - accept - w.stalled;
 	if (receive < 0)
 		receive = 0;
 	if (receive > rest)
@@ -174,11 +198,16 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 		__builtin_memset(c->chained, 0, sizeof(c->chained));
 	}
 	if (accept)
-		conn_occurrence_within(c, STAGE_ACCEPT_QUEUE, c->start > c->established ? c->start : c->established, c->accepted,
-				       accept - held);
+		conn_occurrence(c, STAGE_ACCEPT_QUEUE, c->start > c->established ? c->start : c->established, c->accepted);
 	/* what the reader's stalls claim of it has records of its own, and comes off in user space */
-	if (receive >= (__s64)min_duration)
-		conn_occurrence(c, STAGE_RECEIVE_QUEUE, from, now);
+	last = now - w.part;
+	if (last > receive + w.told)
+		last = receive + w.told;
+	if (receive < (__s64)min_duration)
+		last = 0;
+	conn_occurrence(c, STAGE_RECEIVE_QUEUE, now - last, now);
+	/* the head was waited for before that */
+	conn_occurrence(c, STAGE_REQUEST_BODY, now - last - rest, now - last);
 }
 
 /* A new request on the connection: everything but the connection's own facts begins anew. */
