@@ -431,20 +431,15 @@ func TestANewConnectionThatWaitsForTheServersCPUIsRunQueue(t *testing.T) {
 			w := observe(t, probe.Config{}, s)
 			stop := burn(t, s.pid())
 			defer stop()
-			n := 0
-			for took := time.Duration(0); took < 5*time.Millisecond; n++ {
-				require.Less(t, n, 1000, "the server never waited for a CPU")
-				start := time.Now()
+			r := slowOne(t, w, 5*time.Millisecond, func() {
 				conn, err := net.Dial("tcp4", s.addr)
 				require.NoError(t, err)
 				_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 				require.NoError(t, err)
 				_, err = http.ReadResponse(bufio.NewReader(conn), nil)
 				require.NoError(t, err)
-				took = time.Since(start)
 				require.NoError(t, conn.Close())
-			}
-			r := slices.MaxFunc(w.wait(n), func(a, b assemble.Request) int { return cmp.Compare(a.End-a.Start, b.End-b.Start) })
+			})
 			requireWhole(t, &r)
 			assert.Equal(t, "run_queue", top(&r, stage.RunQueue).String(), describe(&r))
 			assert.Greater(t, r.Exclusive[stage.RunQueue], int64(r.End-r.Start)/2, describe(&r))
@@ -457,6 +452,7 @@ func TestANewConnectionWaitsForWhatHoldsItsServerUp(t *testing.T) {
 	requireRoot(t)
 	for _, shape := range []string{"thread per connection", "event loop", "goroutines"} {
 		start := func(t *testing.T) *server {
+			t.Helper()
 			if shape == "goroutines" {
 				return startGo(t)
 			}
@@ -475,6 +471,9 @@ func TestANewConnectionWaitsForWhatHoldsItsServerUp(t *testing.T) {
 			assert.Greater(t, float64(r.Exclusive[stage.Stopped]), tolerance*delayMS*float64(ms), describe(r))
 			assertOccurrences(t, w.of(r), stage.Stopped, r)
 		})
+		if shape == "goroutines" {
+			continue // which thread takes the goroutine up is open: see docs/kernel.md
+		}
 		t.Run(shape+", at its CPU limit", func(t *testing.T) {
 			s := start(t)
 			group := cgroup(t, "cpu", s)
@@ -485,19 +484,30 @@ func TestANewConnectionWaitsForWhatHoldsItsServerUp(t *testing.T) {
 			w := observe(t, probe.Config{}, s)
 			stop := burnWithin(t, group)
 			defer stop()
-			n := 0
-			for took := time.Duration(0); took < 40*time.Millisecond; n++ {
-				require.Less(t, n, 300, "the server was never held up by its limit")
-				start := time.Now()
-				s.get("/")
-				took = time.Since(start)
-			}
-			r := slices.MaxFunc(w.wait(n), func(a, b assemble.Request) int { return cmp.Compare(a.End-a.Start, b.End-b.Start) })
+			r := slowOne(t, w, 40*time.Millisecond, func() { s.get("/") })
 			requireWhole(t, &r)
 			assert.Equal(t, "throttled", top(&r, stage.Throttled).String(), describe(&r))
 			assert.Greater(t, r.Exclusive[stage.Throttled], int64(r.End-r.Start)*6/10, describe(&r))
 		})
 	}
+}
+
+// slowOne asks until a request took the server so long, and returns that one.
+func slowOne(t *testing.T, w *watch, atLeast time.Duration, ask func()) assemble.Request {
+	t.Helper()
+	for n := 1; n <= 1000; n++ {
+		start := time.Now()
+		ask()
+		if time.Since(start) < atLeast {
+			continue
+		}
+		r := slices.MaxFunc(w.wait(n), func(a, b assemble.Request) int { return cmp.Compare(a.End-a.Start, b.End-b.Start) })
+		if r.End-r.Start >= uint64(atLeast) { // else it was the client that waited
+			return r
+		}
+	}
+	require.Fail(t, "no request was held up")
+	return assemble.Request{}
 }
 
 // burnWithin uses up the CPU limit of a cgroup by a process of its own.
