@@ -50,6 +50,11 @@ var configs = []config{
 
 var threadStages = slices.DeleteFunc(stage.All(), func(s stage.Stage) bool { return s.Socket() || s == stage.Unattributed })
 
+// settling is how long the machine is left alone before a round: programs are
+// loaded once and then run for weeks, and what loading and unloading them leaves
+// behind (memory to be freed, page tables, caches) is not what they cost.
+const settling = 500 * time.Millisecond
+
 // A round is one reading: processor time and latency in microseconds.
 type round struct{ cpu, p99 float64 }
 
@@ -90,6 +95,7 @@ func measure(ctx context.Context, c config, rounds, requests int, programs bool)
 	var on, off []round
 	for i := range 2*rounds + 1 {
 		if i%2 == 0 {
+			time.Sleep(settling)
 			m, err := one()
 			if err != nil {
 				return r, err
@@ -101,6 +107,7 @@ func measure(ctx context.Context, c config, rounds, requests int, programs bool)
 		if err != nil {
 			return r, err
 		}
+		time.Sleep(settling)
 		m, err := one()
 		on = append(on, m)
 		if err := errors.Join(err, w.detach(&r)); err != nil {
