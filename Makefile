@@ -13,10 +13,12 @@ TESTFLAGS :=
 MODULES := . internal/bench examples/llamacpp
 
 export GOTOOLCHAIN ?= local
+# quotes in it are the shell's only here
+export SCENARIO
 export EBPFLLM_COLLECTOR := $(CURDIR)/$(DIST)
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-full generate generate-ocb test test-kernels kernels-docs truth truth-docs demo demo-llamacpp run bench bench-overhead bench-receiver soak lint fmt backends test-backends clean
+.PHONY: help build build-full build-agent generate generate-ocb test test-kernels kernels-docs truth truth-docs demo demo-llamacpp run bench bench-overhead bench-receiver soak soak-sampler lint fmt backends test-backends clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -33,6 +35,11 @@ build-full: ## build the distribution with the heavy components too: dist/otelco
 	@mkdir -p dist build
 	$(OCB) --config builder-full.yaml
 	@mv build/full/otelcol-ebpfllm-full dist/
+
+build-agent: ## build the collector of the first of two tiers: dist/otelcol-ebpfllm-agent
+	@mkdir -p dist build
+	$(OCB) --config builder-agent.yaml
+	@mv build/agent/otelcol-ebpfllm-agent dist/
 
 generate: ## regenerate BPF objects (clang-19), component metadata and the collector's source
 	go generate ./...
@@ -56,7 +63,7 @@ kernels-docs: ## put the table of out/kernels.json into docs/kernels.md
 	go run ./internal/vmtest -docs docs/kernels.md
 
 truth: ## inject known faults and hold what the receiver says of them to its bars; SCENARIO='host/lock' runs some, TRUTHFLAGS=-quick the short list (as root)
-	go run ./internal/truthlab $(if $(SCENARIO),-run '$(SCENARIO)' -add) $(TRUTHFLAGS)
+	go run ./internal/truthlab $(if $(SCENARIO),-run "$$SCENARIO" -add) $(TRUTHFLAGS)
 
 truth-docs: ## put the table and the picture of out/truth.json into docs/accuracy.md
 	go run ./internal/truthlab -docs docs/accuracy.md
@@ -75,7 +82,9 @@ bench: ## measure; writes out/bench.json
 	@mkdir -p out
 	go build -o out/servercost ./internal/servercost
 	cd internal/bench && go build -o ../../out/clusteronce ./clusteronce
+	go test -c -o out/recall ./processor/spikesamplingprocessor
 	cd internal/bench && go run . -out ../../out/bench.json -cluster-once ../../out/clusteronce \
+		-recall '../../out/recall -test.run ^$$ -test.bench Recall -test.benchtime 10x' \
 		-server-cost '../../out/servercost -out - -configs echo_all,echo_tcp -rounds 20'
 
 # e.g. make bench-overhead OVERHEADFLAGS='-configs bystander -rounds 80'
@@ -96,6 +105,10 @@ soak: ## keep the receiver under a mixed load for SOAK (20m) and tell whether it
 	go build -o out/receiverload ./internal/receiverload
 	out/receiverload -soak $(SOAK) -out out/soak.json
 
+soak-sampler: SOAK := 30m
+soak-sampler: build ## keep spike_sampling at 20,000 spans/s with bursts of five times as many for SOAK (30m): memory within its bound, no loss uncounted; writes out/soak-sampler.json
+	go run ./internal/samplersoak -collector $(DIST) -length $(SOAK) -out out/soak-sampler.json
+
 lint: ## run golangci-lint
 	@for m in $(MODULES); do (cd $$m && go tool -modfile=$(CURDIR)/internal/tools/lint/go.mod golangci-lint run ./...) || failed=1; done; [ -z "$$failed" ]
 
@@ -107,9 +120,9 @@ backends:
 	go build -C internal/tools/backends/victoriametrics -trimpath -ldflags='-s -w' -o $(BACKENDS)/victoria-metrics github.com/VictoriaMetrics/VictoriaMetrics/app/victoria-metrics
 	go build -C internal/tools/backends/jaeger -trimpath -ldflags='-s -w' -o $(BACKENDS)/jaeger github.com/jaegertracing/jaeger/cmd/all-in-one
 
-test-backends: build backends ## read kept traces and metrics back from a real Jaeger and a real VictoriaMetrics
+test-backends: build build-agent backends ## read kept traces and metrics back from a real Jaeger and a real VictoriaMetrics; scale samplers up and down
 	@mkdir -p out
-	EBPFLLM_BACKENDS=$(BACKENDS) $(TOOLS) gotestsum --format testname --jsonfile out/test-backends.json --post-run-command internal/tools/counts.sh \
+	EBPFLLM_BACKENDS=$(BACKENDS) EBPFLLM_AGENT=$(CURDIR)/$(DIST)-agent $(TOOLS) gotestsum --format testname --jsonfile out/test-backends.json --post-run-command internal/tools/counts.sh \
 		-- -tags backends -timeout 10m -count 1 $(TESTFLAGS) ./internal/backendtest/...
 
 clean: ## remove what was built

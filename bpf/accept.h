@@ -19,6 +19,9 @@
  *   lock, other work), and what it does after accepting (start a thread, read,
  *   send, wait) is a look.
  *
+ * What held those who accept up meanwhile (the run queue, a CPU limit, a stop)
+ * is kept beside it: it is why the connection waited.
+ *
  * Where the two are more than a millisecond apart the choice is a guess, and
  * counted (ACCEPTS_LOOSE).
  */
@@ -26,29 +29,60 @@
 #define EBPFLLM_ACCEPT_H
 
 #include "state.h"
+#include "syscalls_x86.h"
 
 #define LOOSE_NS 1000000
 #define LOOKS 8 /* bounds what one event costs; the next one goes on from there */
 
-static __always_inline void accept_note(__u64 sk, __u64 from, __u64 to, __u32 woken, __u64 queued)
+/* Does a thread in system call nr wait for something to accept, or for one of its descriptors? */
+static __always_inline __u32 waits_for_descriptors(long nr)
+{
+	switch (nr) {
+	case NR_accept: case NR_accept4: case NR_epoll_wait: case NR_epoll_pwait: case NR_epoll_pwait2:
+	case NR_poll: case NR_ppoll: case NR_select: case NR_pselect6: case NR_io_uring_enter:
+		return 1;
+	}
+	return 0;
+}
+
+static __always_inline void accept_note(__u64 sk, __u64 from, __u64 to, __u32 woken, struct held *held)
 {
 	struct arrival *a = bpf_map_lookup_elem(&arrivals, &sk);
 
 	if (!a || a->accepted)
 		return;
 	a->accepted = woken ? from : to;
-	if (queued) {
-		a->queued_from = queued;
-		a->queued_to = from;
-	}
+	if (held)
+		a->held = *held;
 	if (to > from + LOOSE_NS)
 		count(ACCEPTS_LOOSE);
 }
 
-/* Looks at one waiting connection, whose slot this is. */
-static __always_inline void accept_look_at(struct pending *p, __u64 bit, __u64 now, __u32 woken, __u64 queued)
+/* One who accepts was held up while a connection waits. */
+static __always_inline void accept_held(struct pending *p, struct held *held)
 {
-	__u64 sk = p->sk, from = p->unaccepted, was_queued = p->queued;
+	for (int i = 0; i < HELD_STAGES; i++) {
+		struct held_by *s = &held->by[i], *most = &p->held.by[i];
+		__u64 from = s->from > p->since ? s->from : p->since;
+
+		if (s->to <= from)
+			continue;
+		if (most->tid == s->tid) {
+			most->ns += s->to - from;
+			most->to = s->to;
+		} else if (s->to - from > most->ns) {
+			most->from = from;
+			most->to = s->to;
+			most->ns = s->to - from;
+			most->tid = s->tid;
+		}
+	}
+}
+
+/* Looks at one waiting connection, whose slot this is. */
+static __always_inline void accept_look_at(struct pending *p, __u64 bit, __u64 now, __u32 woken, struct held *held)
+{
+	__u64 sk = p->sk, from = p->unaccepted;
 	__u32 was_woken = p->woken;
 
 	if (!sk)
@@ -56,17 +90,18 @@ static __always_inline void accept_look_at(struct pending *p, __u64 bit, __u64 n
 	if (!BPF_CORE_READ((struct sock *)sk, sk_socket)) {
 		p->unaccepted = now;
 		p->woken = woken;
-		p->queued = queued;
+		if (held)
+			accept_held(p, held);
 		return;
 	}
 	/* one of those who look at the same time takes it out */
 	if (__sync_val_compare_and_swap(&p->sk, sk, 0) != sk)
 		return;
 	__sync_fetch_and_and(&pending_slots, ~bit);
-	accept_note(sk, from, now, was_woken, was_queued);
+	accept_note(sk, from, now, was_woken, &p->held);
 }
 
-static __noinline void accept_look_some(__u64 now, __u32 woken, __u64 queued)
+__noinline int accept_look_some(__u64 now, __u32 woken, struct held *held)
 {
 	__u32 at = pending_next % PENDING, i;
 	__u64 left = pending_slots;
@@ -80,19 +115,20 @@ static __noinline void accept_look_some(__u64 now, __u32 woken, __u64 queued)
 		below = (below + (below >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
 		i = (at + (__u32)(below * 0x0101010101010101ULL >> 56)) % PENDING;
 		left &= left - 1;
-		accept_look_at(&pending[i], 1ULL << i, now, woken, queued);
+		accept_look_at(&pending[i], 1ULL << i, now, woken, held);
 		pending_next = i + 1;
 	}
+	return 0;
 }
 
 /*
  * Something happens at now. Of a thread that comes onto a CPU: whether it comes back from waiting for its descriptors,
- * and since when it has waited for the CPU, 0 if it has not.
+ * and, where it may be one who accepts, what has held it up.
  */
-static __always_inline void accept_look(__u64 now, __u32 woken, __u64 queued)
+static __always_inline void accept_look(__u64 now, __u32 woken, struct held *held)
 {
 	if (pending_slots)
-		accept_look_some(now, woken, queued);
+		accept_look_some(now, woken, held);
 }
 
 /* A connection begins to wait. Returns its slot, from 1; where all are taken, that of one which waits longer. */
@@ -110,7 +146,8 @@ static __always_inline __u8 accept_waits(struct sock *sk, __u64 now)
 	pending[i].sk = 0;
 	pending[i].unaccepted = now;
 	pending[i].woken = 0;
-	pending[i].queued = 0;
+	pending[i].since = now;
+	__builtin_memset(&pending[i].held, 0, sizeof(pending[i].held));
 	pending[i].sk = (__u64)sk;
 	__sync_fetch_and_or(&pending_slots, bit);
 	return i + 1;
@@ -143,8 +180,7 @@ static __always_inline __u64 accept_read(struct sock *sk, struct conn *c, __u64 
 		if (!a->accepted)
 			accept_note(key, c->established, now, 0, 0);
 		accepted = a->accepted;
-		c->queued_from = a->queued_from;
-		c->queued_to = a->queued_to;
+		c->held = a->held;
 	}
 	bpf_map_delete_elem(&arrivals, &key);
 	return accepted;

@@ -17,15 +17,12 @@
 #define EBPFLLM_CHAIN_H
 
 #include "conn.h"
+#include "preempt.h"
 
 #define MAX_DEPTH 8		/* API, router, engine, worker: twice that */
 #define LONG_WAIT_NS 1000000	/* after which a thread's totals are read even if nobody tracked has woken it */
 #define JOIN_NS 100000		/* neighbours no further apart than this may become one */
 #define JOIN_AMONG 4		/* how many of the latest are looked at: kinds that a thread may alternate between */
-
-/* Of <linux/preempt.h>, unchanged since 2.6.38; PREEMPT_RT counts softirqs elsewhere and is refused in user space. */
-#define IN_HARD_INTERRUPT 0xff0000 /* NMI or hard interrupt */
-#define IN_SOFTIRQ 0x000100	   /* serving one, not merely holding them off */
 
 enum caused {
 	CAUSE_LOST, /* something else has come in between, or the last wake-up is not understood */
@@ -176,12 +173,9 @@ __noinline __u64 stretch_within(struct stretch *s, __u64 from, __u64 to)
 /* Is it the current thread itself that wakes, and not an interrupt that came over it? */
 static __always_inline int wakes_itself(struct task_struct *current)
 {
-	/* the static per-CPU variables of a CPU are at fixed distances from each other */
-	__u64 rq = (__u64)current->se.cfs_rq->rq;
+	__u32 count = preempt_count(current);
 	struct chain_cpu *cpu;
-	__u32 count = IN_HARD_INTERRUPT;
 
-	bpf_probe_read_kernel(&count, sizeof(count), (void *)(rq + preempt_count_at));
 	if (count & IN_HARD_INTERRUPT)
 		return 0;
 	if (!(count & IN_SOFTIRQ))
@@ -436,7 +430,7 @@ static __always_inline void chain_wakes(struct thread *t, struct lane *l, __u64 
 	if (now < t->out + RECENT_NS)
 		return;
 	current = bpf_get_current_task_btf();
-	w = chains ? thread_of(current) : 0;
+	w = preempt_count_known ? thread_of(current) : 0;
 	/*
 	 * Go's runtime wakes its threads for whatever goroutine is next: between the threads of one Go process
 	 * a wake-up says nothing of what was waited for.
@@ -609,7 +603,7 @@ static __always_inline void chain_sending(struct sock *sk)
 {
 	struct chain_cpu *cpu;
 
-	if (!chains || !loopback(sk))
+	if (!preempt_count_known || !loopback(sk))
 		return;
 	cpu = chain_cpu();
 	if (!cpu)
@@ -625,7 +619,7 @@ static __always_inline void chain_sending(struct sock *sk)
 
 static __always_inline void chain_sent(void)
 {
-	struct chain_cpu *cpu = chains ? chain_cpu() : 0;
+	struct chain_cpu *cpu = preempt_count_known ? chain_cpu() : 0;
 
 	if (cpu)
 		cpu->tid = 0;
@@ -634,7 +628,7 @@ static __always_inline void chain_sent(void)
 /* Bytes have come to a TCP socket: whoever waits for them is woken next. Are they from the send that this CPU is in? */
 static __always_inline void chain_ready(struct sock *sk)
 {
-	struct chain_cpu *cpu = chains ? chain_cpu() : 0;
+	struct chain_cpu *cpu = preempt_count_known ? chain_cpu() : 0;
 	struct sock *from;
 
 	if (!cpu || !cpu->tid)

@@ -143,7 +143,7 @@ static __always_inline void conn_take_lane(struct conn *c, struct lane *l, __u64
 	c->chained_major = 0;
 }
 
-/* A stretch of a socket stage ends: its record, where it is long enough. */
+/* A stretch of a stage ends: its record, where it is long enough. */
 static __noinline void conn_occurred(struct conn *c, __u32 stage, __u64 start, __u64 end)
 {
 	struct occurrence_record o = {};

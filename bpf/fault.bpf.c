@@ -71,9 +71,10 @@ static __always_inline void fault_ends(int major)
 	l = lane_of(t, t->owner);
 	if (!l || l->tid != t->tid || l->state != STAGE_PAGE_FAULT)
 		return;
-	lane_to(l, STAGE_CPU, now);
 	if (numa)
 		remote_faults(t, l);
+	/* what it took to get here is the fault's as well */
+	lane_to(l, STAGE_CPU, bpf_ktime_get_ns());
 	spent = l->ns[STAGE_PAGE_FAULT] - t->fault_base;
 	if (major)
 		l->major += spent;

@@ -14,11 +14,19 @@ import (
 )
 
 type KernelArrival struct {
-	_          structs.HostLayout
-	Cookie     uint64
-	Accepted   uint64
-	QueuedFrom uint64
-	QueuedTo   uint64
+	_        structs.HostLayout
+	Cookie   uint64
+	Accepted uint64
+	Held     struct {
+		_  structs.HostLayout
+		By [3]struct {
+			_    structs.HostLayout
+			From uint64
+			To   uint64
+			Ns   uint64
+			Tid  uint64
+		}
+	}
 }
 
 type KernelChainCpu struct {
@@ -70,51 +78,59 @@ type KernelCloseRecord struct {
 }
 
 type KernelConn struct {
-	_                structs.HostLayout
-	State            uint8
-	First            uint8
-	Responding       uint8
-	LastChunk        uint8
-	Lost             uint8
-	NoLane           uint8
-	NoAccept         uint8
-	SocketState      uint8
-	Start            uint64
-	NextStart        uint64
-	Receive          int64
-	Send             int64
-	Qdisc            int64
-	ReceiveSince     uint64
-	Cookie           uint64
-	Seq              uint32
-	ResponseOpen     uint8
-	Counted          uint8
-	NoArrival        uint8
-	HeadAlone        uint8
-	Slot             uint8
-	Losing           uint8
-	Marked           uint8
-	Pending          uint8
-	LostBefore       uint8
-	Pad1             [1]uint8
-	_                [2]byte
-	Sending          uint32
-	HeadLast         uint32
-	HeadBytes        uint16
-	ResponseBytes    uint16
-	Pid              uint32
-	Tid              uint32
-	Family           uint16
-	LocalPort        uint16
-	RemotePort       uint16
-	Pad              uint16
-	Local            [16]uint8
-	Remote           [16]uint8
-	_                [4]byte
-	Established      uint64
-	Accepted         uint64
-	QueuedFrom       uint64
-	QueuedTo         uint64
+	_             structs.HostLayout
+	State         uint8
+	First         uint8
+	Responding    uint8
+	LastChunk     uint8
+	Lost          uint8
+	NoLane        uint8
+	NoAccept      uint8
+	SocketState   uint8
+	Start         uint64
+	NextStart     uint64
+	Receive       int64
+	Send          int64
+	Qdisc         int64
+	ReceiveSince  uint64
+	Cookie        uint64
+	Seq           uint32
+	ResponseOpen  uint8
+	Counted       uint8
+	NoArrival     uint8
+	HeadAlone     uint8
+	Slot          uint8
+	Losing        uint8
+	Marked        uint8
+	Pending       uint8
+	LostBefore    uint8
+	Pad1          [1]uint8
+	_             [2]byte
+	Sending       uint32
+	HeadLast      uint32
+	HeadBytes     uint16
+	ResponseBytes uint16
+	Pid           uint32
+	Tid           uint32
+	Family        uint16
+	LocalPort     uint16
+	RemotePort    uint16
+	Pad           uint16
+	Local         [16]uint8
+	Remote        [16]uint8
+	_             [4]byte
+	Established   uint64
+	Accepted      uint64
+	Held          struct {
+		_  structs.HostLayout
+		By [3]struct {
+			_    structs.HostLayout
+			From uint64
+			To   uint64
+			Ns   uint64
+			Tid  uint64
+		}
+	}
 	FirstRead        uint64
 	Received         uint64
 	Sent             uint64
@@ -293,7 +309,17 @@ type KernelPending struct {
 	Sk         uint64
 	Unaccepted uint64
 	Woken      uint64
-	Queued     uint64
+	Since      uint64
+	Held       struct {
+		_  structs.HostLayout
+		By [3]struct {
+			_    structs.HostLayout
+			From uint64
+			To   uint64
+			Ns   uint64
+			Tid  uint64
+		}
+	}
 }
 
 type KernelPortKey struct {
@@ -505,6 +531,8 @@ type KernelThread struct {
 	FaultIo     uint8
 	Caused      uint8
 	Curg        uint16
+	Accepts     uint8
+	Pad3        [7]uint8
 	_           [4]byte
 }
 
@@ -556,12 +584,10 @@ const (
 	KernelProgSendpagesFexit          = "sendpages_fexit"
 	KernelProgSockSetState            = "sock_set_state"
 	KernelProgSoftirqEntry            = "softirq_entry"
-	KernelProgSoftirqExit             = "softirq_exit"
 	KernelProgSoftirqRaise            = "softirq_raise"
 	KernelProgTcpAck                  = "tcp_ack"
 	KernelProgTcpRetransmit           = "tcp_retransmit"
 	KernelProgTrackThreads            = "track_threads"
-	KernelVarChains                   = "chains"
 	KernelVarCloseFlagsType           = "close_flags_type"
 	KernelVarCloseRecordType          = "close_record_type"
 	KernelVarConnsLosing              = "conns_losing"
@@ -577,6 +603,7 @@ const (
 	KernelVarPendingNext              = "pending_next"
 	KernelVarPendingSlots             = "pending_slots"
 	KernelVarPreemptCountAt           = "preempt_count_at"
+	KernelVarPreemptCountKnown        = "preempt_count_known"
 	KernelVarProcessFlagsType         = "process_flags_type"
 	KernelVarProcessRecordType        = "process_record_type"
 	KernelVarProgressFlagsType        = "progress_flags_type"
@@ -661,7 +688,6 @@ type KernelProgramSpecs struct {
 	SendpagesFexit          *ebpf.ProgramSpec `ebpf:"sendpages_fexit"`
 	SockSetState            *ebpf.ProgramSpec `ebpf:"sock_set_state"`
 	SoftirqEntry            *ebpf.ProgramSpec `ebpf:"softirq_entry"`
-	SoftirqExit             *ebpf.ProgramSpec `ebpf:"softirq_exit"`
 	SoftirqRaise            *ebpf.ProgramSpec `ebpf:"softirq_raise"`
 	TcpAck                  *ebpf.ProgramSpec `ebpf:"tcp_ack"`
 	TcpRetransmit           *ebpf.ProgramSpec `ebpf:"tcp_retransmit"`
@@ -690,7 +716,6 @@ type KernelMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelVariableSpecs struct {
-	Chains               *ebpf.VariableSpec `ebpf:"chains"`
 	CloseFlagsType       *ebpf.VariableSpec `ebpf:"close_flags_type"`
 	CloseRecordType      *ebpf.VariableSpec `ebpf:"close_record_type"`
 	ConnsLosing          *ebpf.VariableSpec `ebpf:"conns_losing"`
@@ -706,6 +731,7 @@ type KernelVariableSpecs struct {
 	PendingNext          *ebpf.VariableSpec `ebpf:"pending_next"`
 	PendingSlots         *ebpf.VariableSpec `ebpf:"pending_slots"`
 	PreemptCountAt       *ebpf.VariableSpec `ebpf:"preempt_count_at"`
+	PreemptCountKnown    *ebpf.VariableSpec `ebpf:"preempt_count_known"`
 	ProcessFlagsType     *ebpf.VariableSpec `ebpf:"process_flags_type"`
 	ProcessRecordType    *ebpf.VariableSpec `ebpf:"process_record_type"`
 	ProgressFlagsType    *ebpf.VariableSpec `ebpf:"progress_flags_type"`
@@ -771,7 +797,6 @@ func (m *KernelMaps) Close() error {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelVariables struct {
-	Chains               *ebpf.Variable `ebpf:"chains"`
 	CloseFlagsType       *ebpf.Variable `ebpf:"close_flags_type"`
 	CloseRecordType      *ebpf.Variable `ebpf:"close_record_type"`
 	ConnsLosing          *ebpf.Variable `ebpf:"conns_losing"`
@@ -787,6 +812,7 @@ type KernelVariables struct {
 	PendingNext          *ebpf.Variable `ebpf:"pending_next"`
 	PendingSlots         *ebpf.Variable `ebpf:"pending_slots"`
 	PreemptCountAt       *ebpf.Variable `ebpf:"preempt_count_at"`
+	PreemptCountKnown    *ebpf.Variable `ebpf:"preempt_count_known"`
 	ProcessFlagsType     *ebpf.Variable `ebpf:"process_flags_type"`
 	ProcessRecordType    *ebpf.Variable `ebpf:"process_record_type"`
 	ProgressFlagsType    *ebpf.Variable `ebpf:"progress_flags_type"`
@@ -833,7 +859,6 @@ type KernelPrograms struct {
 	SendpagesFexit          *ebpf.Program `ebpf:"sendpages_fexit"`
 	SockSetState            *ebpf.Program `ebpf:"sock_set_state"`
 	SoftirqEntry            *ebpf.Program `ebpf:"softirq_entry"`
-	SoftirqExit             *ebpf.Program `ebpf:"softirq_exit"`
 	SoftirqRaise            *ebpf.Program `ebpf:"softirq_raise"`
 	TcpAck                  *ebpf.Program `ebpf:"tcp_ack"`
 	TcpRetransmit           *ebpf.Program `ebpf:"tcp_retransmit"`
@@ -874,7 +899,6 @@ func (p *KernelPrograms) Close() error {
 		p.SendpagesFexit,
 		p.SockSetState,
 		p.SoftirqEntry,
-		p.SoftirqExit,
 		p.SoftirqRaise,
 		p.TcpAck,
 		p.TcpRetransmit,

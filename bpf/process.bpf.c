@@ -2,7 +2,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR MIT) */
 /* Which threads are tracked: targets and their process trees as they come and go. Kernels: all above the floor. */
 #include "chain.h"
-#include "accept.h"
 
 static __always_inline void process_record(__u32 kind, __u32 pid, __u32 parent, __u32 netns, __u32 port)
 {
@@ -47,6 +46,9 @@ int BPF_PROG(process_fork, struct task_struct *parent, struct task_struct *child
 	t->off = 1;
 	t->class = STAGE_RUN_QUEUE;
 	chain_read_totals(t, t->known);
+	/* what kept its parent is why it comes now: for the request that it will read */
+	__builtin_memcpy(t->recent, p->recent, sizeof(t->recent));
+	t->next = p->next;
 	if (tgid == p->tgid)
 		return 0;
 	if (bpf_map_update_elem(&processes, &tgid, &p->process, BPF_ANY))
@@ -124,5 +126,7 @@ int track_threads(struct bpf_iter__task *ctx)
 		return 0;
 	}
 	thread_init(t, tgid, task->pid, p);
+	/* it may be waiting now; in user mode this is its latest call, or none */
+	t->accepts |= waits_for_descriptors(((struct pt_regs *)bpf_task_pt_regs(task))->orig_ax);
 	return 0;
 }

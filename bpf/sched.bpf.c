@@ -145,6 +145,7 @@ static __always_inline void switched_out(struct thread *t, struct task_struct *p
 	l = lane_sync(t, owner_of(t, prev), now);
 	class = class_of(t, prev, preempted);
 	t->class = class;
+	t->accepts |= class == STAGE_WAIT && waits_for_descriptors(t->syscall);
 	t->out = now;
 	t->ran = prev->se.sum_exec_runtime;
 	if (!t->known) {
@@ -162,17 +163,6 @@ static __always_inline void switched_out(struct thread *t, struct task_struct *p
 	t->throttled = prev->se.cfs_rq->throttled_clock_pelt_time;
 	if (l)
 		lane_to(l, class, now);
-}
-
-/* Was it woken because there is something to accept, or for another of its descriptors? */
-static __always_inline __u32 woken_to_accept(struct thread *t)
-{
-	switch (t->class == STAGE_WAIT ? t->syscall : -1) {
-	case NR_accept: case NR_accept4: case NR_epoll_wait: case NR_epoll_pwait: case NR_epoll_pwait2:
-	case NR_poll: case NR_ppoll: case NR_select: case NR_pselect6: case NR_io_uring_enter:
-		return 1;
-	}
-	return 0;
 }
 
 /* An idle CPU takes some microseconds to wake up, and under a hypervisor some tens. */
@@ -199,7 +189,31 @@ static __always_inline void switched_in(struct thread *t, int from_idle, __u64 n
 	if (l && l->tid != t->tid)
 		l = 0;
 	from = t->class == STAGE_RUN_QUEUE ? t->out : t->wake > t->out ? t->wake : now;
-	accept_look(now, woken_to_accept(t), from < now ? from : 0);
+	/*
+	 * The clock counts while the run queue is throttled. The thread stays on the queue that it was throttled on,
+	 * and may run on another CPU's afterwards: so read the one that it left.
+	 */
+	if (t->class == STAGE_RUN_QUEUE) {
+		struct cfs_rq *left = (void *)t->cfs_rq;
+		throttled = BPF_CORE_READ(left, throttled_clock_pelt_time) - t->throttled;
+		if (throttled < 0)
+			throttled = 0;
+		if (throttled > (__s64)(now - from))
+			throttled = now - from;
+	}
+	if (pending_slots) {
+		/* Go's threads are alike: any of them takes up the goroutine that accepts, unless another one runs instead */
+		int any = t->process.flags & PROCESS_GO;
+		struct held held = { .by = {
+			[HELD_RUN_QUEUE] = { t->accepts ? from + throttled : now, now },
+			[HELD_THROTTLED] = { from, from + throttled },
+			[HELD_STOPPED] = { t->class == STAGE_STOPPED ? t->out : from, from },
+		} };
+
+		for (int i = 0; i < HELD_STAGES; i++)
+			held.by[i].tid = t->tid;
+		accept_look(now, t->class == STAGE_WAIT && waits_for_descriptors(t->syscall), t->accepts || any ? &held : 0);
+	}
 	if (!l && now - from > t->queued_to - t->queued_from) {
 		t->queued_from = from;
 		t->queued_to = now;
@@ -218,18 +232,6 @@ static __always_inline void switched_in(struct thread *t, int from_idle, __u64 n
 				l->ns[class] += waited;
 		}
 		return;
-	}
-	/*
-	 * The clock counts while the run queue is throttled. The thread stays on the queue that it was throttled on,
-	 * and may run on another CPU's afterwards: so read the one that it left.
-	 */
-	if (t->class == STAGE_RUN_QUEUE) {
-		struct cfs_rq *left = (void *)t->cfs_rq;
-		throttled = BPF_CORE_READ(left, throttled_clock_pelt_time) - t->throttled;
-		if (throttled < 0)
-			throttled = 0;
-		if (throttled > waited)
-			throttled = waited;
 	}
 	t->fault_out += waited;
 	if (t->class != STAGE_RUN_QUEUE && t->class != STAGE_PAGE_FAULT && t->wake <= t->out)

@@ -37,16 +37,3 @@ int BPF_PROG(softirq_entry, unsigned int vector)
 	s->raised = 0;
 	return 0;
 }
-
-SEC("tp_btf/softirq_exit")
-int BPF_PROG(softirq_exit, unsigned int vector)
-{
-	struct softirq *s;
-
-	if (vector != NET_RX_SOFTIRQ)
-		return 0;
-	s = softirq_of_cpu();
-	if (s)
-		s->late = 0;
-	return 0;
-}

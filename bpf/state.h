@@ -27,7 +27,7 @@ char LICENSE[] SEC("license") = "Dual MIT/GPL";
 /* Set before loading. */
 const volatile __u8 numa = 0; /* the kernel balances memory between NUMA nodes */
 const volatile __u64 min_duration = 1000000; /* ns: shorter stretches get no record of their own */
-const volatile __u8 chains = 0; /* wake-ups are followed: the next one is valid */
+const volatile __u8 preempt_count_known = 0; /* the next one is valid: wake-ups are followed, and softirqs told from threads */
 const volatile __s64 preempt_count_at = 0; /* from a CPU's run queue to its preempt count, in bytes */
 
 enum process_flags {
@@ -122,6 +122,8 @@ struct thread {
 	__u8 fault_io;	    /* it has waited for I/O, be it another's readahead, which the kernel does not count as major */
 	__u8 caused;	 /* enum caused: whether its last wake-up is still why it does what it does */
 	__u16 curg; /* in Go: where m keeps its current goroutine; 0 not known yet */
+	__u8 accepts; /* it has waited for connections or its descriptors: it may be one who accepts */
+	__u8 pad3[7];
 };
 
 struct lane_key {
@@ -158,6 +160,19 @@ struct mark {
 
 /* Beside a loss, what holds further bytes back: the loss itself, or a receive window that is full in any case. */
 enum losing { NOT_LOSING, LOSING, LOSING_FULL };
+
+/*
+ * What kept those who accept connections from running while one waits: for each stage the stretches of the thread
+ * that had most of it. (Which of them will accept it is not known before.)
+ */
+enum { HELD_RUN_QUEUE, HELD_THROTTLED, HELD_STOPPED, HELD_STAGES };
+struct held {
+	struct held_by {
+		__u64 from, to; /* of the first to the last one */
+		__u64 ns;	/* of all */
+		__u64 tid;
+	} by[HELD_STAGES];
+};
 
 enum conn_state { CONN_IDLE, CONN_HEAD, CONN_ACTIVE };
 
@@ -196,7 +211,7 @@ struct conn {
 	__u16 family, local_port, remote_port, pad;
 	__u8 local[16], remote[16];
 	__u64 established, accepted;
-	__u64 queued_from, queued_to; /* whoever accepted it waited for a CPU meanwhile */
+	struct held held; /* until it was accepted */
 	__u64 first_read;
 	__u64 received, sent;
 	__u32 writes;
@@ -310,7 +325,8 @@ struct pending {
 	__u64 sk;	  /* 0: free, or about to be */
 	__u64 unaccepted; /* when it was last seen to wait */
 	__u64 woken;	  /* that was a thread coming back from waiting for its descriptors */
-	__u64 queued;	  /* since when that thread had waited for the CPU; 0 if it had not */
+	__u64 since;	  /* it waits */
+	struct held held;
 };
 struct pending pending[PENDING];
 __u64 pending_slots = 0;
@@ -325,7 +341,7 @@ __u32 pending_next = 0;
 struct arrival {
 	__u64 cookie;
 	__u64 accepted;
-	__u64 queued_from, queued_to; /* whoever accepted it waited for a CPU meanwhile */
+	struct held held;
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -89,12 +89,88 @@ int BPF_PROG(data_ready_fentry, struct sock *sk)
 	return on_data_ready(sk);
 }
 
+/* Whoever accepted the connection was held up: that is why it lay there so long. Returns how much of it that explains. */
+static __always_inline __s64 accept_was_held(struct conn *c, __s64 accept)
+{
+	__s64 explained = 0;
+
+	for (int i = 0; i < HELD_STAGES; i++) {
+		struct held_by *h = &c->held.by[i];
+		__u64 from = h->from > c->start ? h->from : c->start;
+		__u64 to = h->to < c->start + accept ? h->to : c->start + accept;
+		__s64 d = h->ns;
+
+		if (to <= from)
+			continue;
+		if (d > (__s64)(to - from))
+			d = to - from;
+		if (d > accept - explained) /* of several who accept, one may be stopped while another waits for a CPU */
+			d = accept - explained;
+		explained += d;
+		if (i == HELD_RUN_QUEUE) {
+			c->done[STAGE_RUN_QUEUE] += d;
+			conn_occurrence(c, STAGE_RUN_QUEUE, to - d, to);
+		} else if (i == HELD_THROTTLED) {
+			c->done[STAGE_THROTTLED] += d;
+			conn_occurrence(c, STAGE_THROTTLED, to - d, to);
+		} else {
+			c->done[STAGE_STOPPED] += d;
+			conn_occurrence(c, STAGE_STOPPED, to - d, to);
+		}
+	}
+	return explained;
+}
+
+/* A head that was accepted lies there or is waited for, until it is read. */
+struct head_wait {
+	__u64 from, now;
+	__u64 part; /* of a head that came in pieces the last one lay there since then */
+	__s64 stalled; /* of it, the reader was kept from reading */
+	__s64 told;    /* of that, since part and with a record of its own */
+};
+
+/* When the reader was kept from a CPU, or stopped, that is why the bytes lay there; else it was busy. */
+__noinline int reader_stalls(struct conn *c, struct thread *t, struct head_wait *w)
+{
+	struct stretch *s;
+	__u64 end;
+	__s64 d, since;
+
+	if (!c || !t || !w)
+		return 0;
+	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+		s = latest(t, i);
+		if (s->to <= w->from && !s->depth)
+			break;
+		if (s->depth || (s->stage != STAGE_RUN_QUEUE && s->stage != STAGE_THROTTLED && s->stage != STAGE_STOPPED))
+			continue;
+		d = stretch_within(s, w->from, w->now);
+		if (d <= 0 || d > (__s64)(w->now - w->from) - w->stalled)
+			continue;
+		w->stalled += d;
+		if (s->stage == STAGE_RUN_QUEUE)
+			c->done[STAGE_RUN_QUEUE] += d;
+		else if (s->stage == STAGE_THROTTLED)
+			c->done[STAGE_THROTTLED] += d;
+		else
+			c->done[STAGE_STOPPED] += d;
+		if (d < (__s64)min_duration)
+			continue;
+		end = s->to < w->now ? s->to : w->now;
+		since = end - w->part;
+		if (since > 0)
+			w->told += since < d ? since : d;
+		conn_occurred(c, s->stage, end - d, end); /* joined ones have others' time in between */
+	}
+	return 0;
+}
+
 /* The head is read: the request's first part is split up, and its lane's time begins. */
 static __always_inline void request_begins(struct conn *c, struct thread *t, struct lane *l, __u64 now)
 {
-	__s64 accept = 0, queued = 0, stalled = 0, receive, rest;
+	__s64 accept = 0, held = 0, receive, rest, last;
 	__s64 before = now - c->start;
-	__u64 from;
+	struct head_wait w = {};
 
 	if (c->first && c->established) {
 		if (!c->accepted) {
@@ -107,49 +183,20 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 	}
 	if (accept > before)
 		accept = before;
-	/* whoever accepted it was kept from a CPU: that is why it lay there so long */
-	if (accept && c->queued_to) {
-		__u64 a = c->queued_from > c->start ? c->queued_from : c->start;
-		__u64 b = c->queued_to < c->start + accept ? c->queued_to : c->start + accept;
-
-		if (b > a) {
-			queued = b - a;
-			c->done[STAGE_RUN_QUEUE] += queued;
-			conn_occurrence(c, STAGE_RUN_QUEUE, a, b);
-		}
-	}
-	rest = before - accept;
-	/* when the reader was kept from a CPU, or stopped, that is why the bytes lay there; else it was busy */
-	from = c->start + accept;
-	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
-		struct stretch *s = latest(t, i);
-		__u64 a = s->from > from ? s->from : from, b = s->to < now ? s->to : now;
-		__s64 d;
-
-		if (s->to <= from && !s->depth)
-			break;
-		if (s->depth || (s->stage != STAGE_RUN_QUEUE && s->stage != STAGE_THROTTLED && s->stage != STAGE_STOPPED))
-			continue;
-		d = stretch_within(s, from, now);
-		if (d <= 0 || d > rest)
-			continue;
-		rest -= d;
-		stalled += d;
-		if (s->stage == STAGE_RUN_QUEUE)
-			c->done[STAGE_RUN_QUEUE] += d;
-		else if (s->stage == STAGE_THROTTLED)
-			c->done[STAGE_THROTTLED] += d;
-		else
-			c->done[STAGE_STOPPED] += d;
-		conn_occurrence(c, s->stage, a, b);
-	}
-	receive = clock_read(c->receive, now) - accept - stalled;
+	if (accept)
+		held = accept_was_held(c, accept);
+	w.now = now;
+	w.from = c->start + accept;
+	w.part = c->receive_since > w.from ? c->receive_since : w.from;
+	reader_stalls(c, t, &w);
+	rest = before - accept - w.stalled;
+	receive = clock_read(c->receive, now) - accept - w.stalled;
 	if (receive < 0)
 		receive = 0;
 	if (receive > rest)
 		receive = rest;
 	rest -= receive;
-	c->done[STAGE_ACCEPT_QUEUE] = accept - queued;
+	c->done[STAGE_ACCEPT_QUEUE] = accept - held;
 	c->done[STAGE_RECEIVE_QUEUE] = receive;
 	c->done[STAGE_REQUEST_BODY] = rest; /* a head that dribbles in */
 	c->body_receive = receive;
@@ -168,8 +215,14 @@ static __always_inline void request_begins(struct conn *c, struct thread *t, str
 	if (accept)
 		conn_occurrence(c, STAGE_ACCEPT_QUEUE, c->start > c->established ? c->start : c->established, c->accepted);
 	/* what the reader's stalls claim of it has records of its own, and comes off in user space */
-	if (receive >= (__s64)min_duration)
-		conn_occurrence(c, STAGE_RECEIVE_QUEUE, from, now);
+	last = now - w.part;
+	if (last > receive + w.told)
+		last = receive + w.told;
+	if (receive < (__s64)min_duration)
+		last = 0;
+	conn_occurrence(c, STAGE_RECEIVE_QUEUE, now - last, now);
+	/* the head was waited for before that */
+	conn_occurrence(c, STAGE_REQUEST_BODY, now - last - rest, now - last);
 }
 
 /* A new request on the connection: everything but the connection's own facts begins anew. */

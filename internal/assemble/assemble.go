@@ -24,7 +24,7 @@ const (
 	IncompleteAborted  = "aborted"            // the connection ended before the response did
 	IncompleteResponse = "response_not_seen"  // no response head could be read: where it ends is a guess
 	IncompleteStopped  = "receiver_stopped"   // the receiver ended before it did
-	IncompleteStale    = "no_end_seen"        // nothing was heard of it for StaleAfter
+	IncompleteStale    = "no_end_seen"        // nothing was heard of it for long, see Assembler.patience
 	IncompleteSpans    = "occurrences_capped" // it had more occurrences than MaxOccurrences
 )
 
@@ -44,7 +44,7 @@ const (
 	MaxHead        = 64 << 10      // bytes of one head
 	MaxPending     = 32            // occurrences of a connection whose request has not been read yet
 	MaxOccurrences = 1024          // of one request
-	StaleAfter     = uint64(36e11) // 1 h in nanoseconds: a connection that is silent for so long is forgotten
+	StaleAfter     = uint64(36e11) // 1 h in nanoseconds: a connection that is silent for so long is forgotten, sooner after losses
 )
 
 // Config of an Assembler.
@@ -67,6 +67,8 @@ type Assembler struct {
 	unproven []unproven                // whole requests whose last bytes may yet prove lost
 	now      uint64
 	swept    uint64
+	lostAt   uint64 // records were lost before then; 0 if none
+	crowded  uint64 // when room was last made
 	unparsed map[string]uint64
 }
 
@@ -97,11 +99,15 @@ type request struct {
 	loss     probe.Retransmit // the latest word on what was sent again; its Retransmits are 0 if nothing was
 	// lostBefore is what earlier losses than the present one took of it.
 	lostBefore int64
-	followed   bool      // the client has gone on to the next request: it had its answer
-	spans      intervals // taken by occurrences already given on
-	count      int
-	held       int  // stalls that it is delayed by and that are held
-	ended      bool // it is off its connection, and settled
+	followed   bool               // the client has gone on to the next request: it had its answer
+	spans      intervals          // taken by occurrences
+	inParts    []probe.Occurrence // that wait for the reading that follows them, at most MaxPending
+	count      int                // of occurrences given on
+	given      proof              // by them
+	held       []*delay           // by stalls that are held
+	heard      uint64             // time of the latest event that was its own
+	moved      bool               // another lane than the one that read it has gone on with it
+	ended      bool               // it is off its connection, and settled
 	problems   []string
 }
 
@@ -170,7 +176,7 @@ func (a *Assembler) Close() {
 func (a *Assembler) conn(s *probe.Socket) *conn {
 	c := a.conns[s.Cookie]
 	if c == nil {
-		if len(a.conns) >= MaxConnections {
+		if !a.makeRoom(s.Time) {
 			a.unparsed["too_many_connections"]++
 			return nil
 		}
@@ -278,6 +284,7 @@ func (a *Assembler) candidate(e *probe.RequestHead) {
 func (a *Assembler) begin(c *conn, lane probe.Lane) {
 	r := c.request
 	r.begun = true
+	r.heard = r.FirstRead
 	r.SharedBy = 1
 	a.sink.Begin(&r.Request)
 	a.enter(r, lane)
@@ -294,15 +301,34 @@ func (a *Assembler) enter(r *request, lane probe.Lane) {
 	if lane == r.lane {
 		return
 	}
+	if r.lane != (probe.Lane{}) {
+		r.handOver()
+	}
 	a.leave(r)
 	if lane == (probe.Lane{}) {
 		return
 	}
 	r.lane = lane
 	a.lanes[lane] = append(a.lanes[lane], r)
-	on := a.lanes[lane]
-	for _, other := range on {
-		other.SharedBy = max(other.SharedBy, len(on))
+	a.count(lane)
+}
+
+// handOver notes that another lane goes on with the request, since when is not
+// known: its totals have nothing of what the earlier one did, nor may its spans.
+func (r *request) handOver() {
+	r.moved = true
+	for _, d := range r.held {
+		if d.told.Cookie == 0 {
+			d.pieces = nil
+		}
+	}
+}
+
+// count tells those on a lane how many they are.
+func (a *Assembler) count(lane probe.Lane) {
+	on := a.known(a.lanes[lane])
+	for _, r := range on {
+		r.SharedBy = max(r.SharedBy, len(on))
 	}
 }
 
@@ -327,6 +353,7 @@ func (a *Assembler) responseHead(e *probe.ResponseHead) {
 	}
 	r := c.request
 	c.heard = e.Time
+	a.hear(r, e.Time)
 	if e.Flags.Unreadable || len(r.respHead)+len(e.Bytes) > MaxHead {
 		return // no framing: the response ends with the next request or the connection
 	}
@@ -352,9 +379,11 @@ func (a *Assembler) progress(e *probe.Progress) {
 	}
 	r := c.request
 	c.heard = e.Time
+	a.hear(r, e.Time)
 	if r.until != 0 {
 		return // it is whole
 	}
+	a.placeParts(r)
 	if r.framing.ContentLength >= 0 && !r.framing.Truncated && !r.framing.Chunked &&
 		e.Received > uint64(r.framing.HeadBytes)+uint64(r.framing.ContentLength) {
 		a.refuse(c, RefusedPipelined)
@@ -475,9 +504,10 @@ func (a *Assembler) finish(c *conn) {
 	if r.loss.Over && !r.loss.Acked {
 		r.problem(IncompleteAborted)
 	}
+	a.placeParts(r)
 	r.settle(a.cfg.Unavailable)
 	r.ended = true
-	if r.held == 0 {
+	if len(r.held) == 0 {
 		a.give(r)
 	}
 }
@@ -501,14 +531,5 @@ func (a *Assembler) sweep() {
 		return
 	}
 	a.swept = a.now
-	for cookie, c := range a.conns {
-		if c.heard+StaleAfter > a.now {
-			continue
-		}
-		if c.request != nil {
-			c.request.problem(IncompleteStale)
-			a.finish(c)
-		}
-		delete(a.conns, cookie)
-	}
+	a.forget(a.now, a.patience)
 }

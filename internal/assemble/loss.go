@@ -62,6 +62,7 @@ func (a *Assembler) retransmit(e *probe.Retransmit) {
 	}
 	r := c.request
 	c.heard = e.Time
+	a.hear(r, e.Time)
 	if e.Spurious {
 		// nothing was lost: what readings took for the loss's was the client's
 		p := &r.last

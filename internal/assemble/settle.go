@@ -52,14 +52,42 @@ func (r *request) settle(unavailable []stage.Stage) {
 		sum -= cut
 	}
 	r.Exclusive[stage.Unattributed] = wall - sum
-	r.MajorFault = min(r.MajorFault, r.Exclusive[stage.PageFault])
+	if p.NoLane && !r.moved {
+		r.prove()
+	}
 	for s := range r.Waker {
 		r.Waker[s] = min(max(r.Waker[s], 0), r.Exclusive[s])
 	}
+	r.MajorFault = min(r.MajorFault, r.Exclusive[stage.PageFault])
 
 	if p.Lost {
 		r.problem(IncompleteLost)
 	}
+}
+
+// prove gives each stage of a thread whose own account is not known, since it has ended
+// before the request did, what the request's occurrences prove of it. It is at
+// least so much; nothing shorter than an occurrence is in it.
+func (r *request) prove() {
+	proven := r.given
+	for _, d := range r.held {
+		for _, p := range d.pieces {
+			if p.start < r.End {
+				p.end = min(p.end, r.End)
+				proven.add(d.told, p)
+			}
+		}
+	}
+	for s := stage.CPU; s <= stage.Wait; s++ {
+		d := min(proven.stages[s], r.Exclusive[stage.Unattributed])
+		if d <= 0 {
+			continue
+		}
+		r.Missing = slices.DeleteFunc(r.Missing, func(m stage.Stage) bool { return m == s })
+		r.Exclusive[s] += d
+		r.Exclusive[stage.Unattributed] -= d
+	}
+	r.MajorFault = max(r.MajorFault, proven.major)
 }
 
 // trim lists the stages in the order in which they keep their time when the sum

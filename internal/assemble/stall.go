@@ -32,7 +32,7 @@ type stall struct {
 	key        stallKey
 	start, end uint64
 	born, due  uint64
-	delayed    []delay
+	delayed    []*delay
 }
 
 // stallKey finds a stall: a thread is in one stage at one time, so what overlaps
@@ -54,20 +54,31 @@ type delay struct {
 // where it has none.
 func (a *Assembler) everyone(e *probe.Occurrence) {
 	told := *e // the event is the probe's
-	if e.Lane != (probe.Lane{}) {
-		if on := a.lanes[e.Lane]; len(on) > 0 {
-			a.hold(&told, e.Time, on...)
-		}
-		return
-	}
 	var on []*request
-	for lane, requests := range a.lanes {
-		if lane.PID == e.PID {
-			on = append(on, requests...)
+	if e.Lane != (probe.Lane{}) {
+		on = a.told(a.lanes[e.Lane])
+	} else {
+		for lane, requests := range a.lanes {
+			if lane.PID == e.PID {
+				on = append(on, a.told(requests)...)
+			}
+		}
+		slices.SortFunc(on, func(x, y *request) int { return cmp.Or(cmp.Compare(x.Cookie, y.Cookie), cmp.Compare(x.Seq, y.Seq)) })
+	}
+	if len(on) > 0 || e.Lane == (probe.Lane{}) {
+		a.hold(&told, e.Time, on...)
+	}
+}
+
+// told are those of the requests on a lane that a stall there is given to. The others
+// lack it, if they are in flight after all.
+func (a *Assembler) told(requests []*request) []*request {
+	for _, r := range requests {
+		if a.doubtful(r) {
+			r.problem(IncompleteLost)
 		}
 	}
-	slices.SortFunc(on, func(x, y *request) int { return cmp.Or(cmp.Compare(x.Cookie, y.Cookie), cmp.Compare(x.Seq, y.Seq)) })
-	a.hold(&told, e.Time, on...)
+	return a.known(requests)
 }
 
 // hold adds requests to the stall that was told of at a time.
@@ -77,8 +88,9 @@ func (a *Assembler) hold(e *probe.Occurrence, at uint64, requests ...*request) {
 	s.due = min(at+Settle, s.born+MaxSettle)
 	for _, r := range requests {
 		if pieces := a.pieces(r, e); len(pieces) > 0 {
-			r.held++
-			s.delayed = append(s.delayed, delay{r, e, pieces})
+			d := &delay{r, e, pieces}
+			r.held = append(r.held, d)
+			s.delayed = append(s.delayed, d)
 		}
 	}
 }
@@ -130,8 +142,7 @@ func (a *Assembler) release(s *stall) {
 
 	var keys []Key // of the requests delayed, each once
 	place := make(map[*request]int, len(s.delayed))
-	for i := range s.delayed {
-		d := &s.delayed[i]
+	for _, d := range s.delayed {
 		d.trim(a.cfg.MinDuration)
 		if _, ok := place[d.request]; !ok && len(d.pieces) > 0 {
 			place[d.request] = len(keys)
@@ -147,8 +158,10 @@ func (a *Assembler) release(s *stall) {
 		}
 	}
 	for _, d := range s.delayed {
-		if d.request.held--; d.request.held == 0 && d.request.ended {
-			a.give(d.request)
+		r := d.request
+		r.held = slices.DeleteFunc(r.held, func(other *delay) bool { return other == d })
+		if len(r.held) == 0 && r.ended {
+			a.give(r)
 		}
 	}
 }
@@ -167,8 +180,10 @@ func (d *delay) trim(least int64) {
 	d.pieces = slices.DeleteFunc(d.pieces, func(p piece) bool { return p.start >= r.End })
 	for i := range d.pieces {
 		p := &d.pieces[i]
-		p.end = min(p.end, r.End)
-		p.duration = min(p.duration, int64(p.end-p.start))
+		if p.end > r.End {
+			p.stretch = max(p.stretch-int64(p.end-r.End), 0)
+			p.end = r.End
+		}
 	}
-	d.pieces = slices.DeleteFunc(d.pieces, func(p piece) bool { return p.duration < least })
+	d.pieces = slices.DeleteFunc(d.pieces, func(p piece) bool { return p.length() < max(least, 1) })
 }

@@ -79,7 +79,8 @@ type Occurrence struct {
 	PID, TID   uint32 // of the thread it happened on
 	Stage      stage.Stage
 	Start, End uint64 // CLOCK_MONOTONIC nanoseconds
-	Duration   int64  // nanoseconds of the stage within [Start, End]
+	Duration   int64  // End - Start: all of it is the stage's time
+	Stretch    int64  // nanoseconds before End in which the stage's time lay in parts, others' between them; 0 if in one
 	Syscall    int32  // system call number for Syscall, Lock, BlockIO, PageCache; -1 if none
 	Major      bool   // for PageFault: it waited for I/O
 	SharedBy   int    // requests that the same stall delayed for min_duration or more, this one included

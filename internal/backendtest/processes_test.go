@@ -20,6 +20,7 @@ import (
 // program is a running back end, collector or server.
 type program struct {
 	name   string
+	cmd    *exec.Cmd
 	ended  chan struct{}
 	result error // of a program that has ended
 }
@@ -36,7 +37,7 @@ func start(t *testing.T, name, path string, env []string, args ...string) *progr
 	// Nothing may outlive a test that was killed.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	require.NoError(t, cmd.Start())
-	p := &program{name: name, ended: make(chan struct{})}
+	p := &program{name: name, cmd: cmd, ended: make(chan struct{})}
 	go func() {
 		p.result = cmd.Wait()
 		close(p.ended)
@@ -58,6 +59,24 @@ func start(t *testing.T, name, path string, env []string, args ...string) *progr
 		}
 	})
 	return p
+}
+
+// signal sends a signal to the program.
+func (p *program) signal(t *testing.T, s os.Signal) {
+	t.Helper()
+	require.NoError(t, p.cmd.Process.Signal(s))
+}
+
+// stop asks the program to stop, and waits until it has.
+func (p *program) stop(t *testing.T) {
+	t.Helper()
+	p.signal(t, syscall.SIGTERM)
+	select {
+	case <-p.ended:
+		require.NoError(t, p.result, "%s did not end well", p.name)
+	case <-time.After(20 * time.Second):
+		require.FailNow(t, p.name+" did not stop on SIGTERM within 20 s")
+	}
 }
 
 // answers waits until the program answers 200 on an address.

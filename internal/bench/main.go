@@ -4,6 +4,8 @@
 //   - DBSCAN beside scikit-learn's, CPU time and memory, labels compared, and a
 //     step of a sliding window beside a full run;
 //   - the spike_sampling processor beside contrib's tail_sampling, interleaved;
+//   - how many planted spikes it finds where several samplers share the traces,
+//     measured by a command given to it;
 //   - what a traced server pays per request, measured by a command given to it.
 //
 // It is a module of its own so that what it compares with does not become a
@@ -81,6 +83,7 @@ func main() {
 	out := flag.String("out", "", "write the results to this file as JSON")
 	all := flag.Bool("all", false, "also run scikit-learn on 1e6 points: minutes, and 10 GB of memory")
 	clusterOnce := flag.String("cluster-once", "", "the program of ./clusteronce, built")
+	recall := flag.String("recall", "", "shell command that runs BenchmarkRecall of the processor")
 	serverCost := flag.String("server-cost", "", "shell command that measures the cost to a traced server and prints a JSON object, "+
 		"with rows shaped as those of this program under \"rows\"; needs root")
 	flag.Parse()
@@ -90,7 +93,7 @@ func main() {
 	}
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, *out, *clusterOnce, *all, *serverCost)
+	err := run(ctx, *out, *clusterOnce, *all, *recall, *serverCost)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -100,13 +103,15 @@ func main() {
 
 // run makes all measurements. One that fails is reported and does not keep the
 // others from being written.
-func run(ctx context.Context, out, clusterOnce string, all bool, serverCost string) error {
+func run(ctx context.Context, out, clusterOnce string, all bool, recall, serverCost string) error {
 	rep := report{Time: time.Now().UTC().Truncate(time.Second), Machine: thisMachine(), LeftOut: []leftOut{}}
 	err := errors.Join(
 		measureClustering(ctx, &rep, clusterOnce, all),
 		measureAgreement(ctx, &rep),
 		measureWindow(&rep),
 		measureProcessors(ctx, &rep),
+		measureGrowth(ctx, &rep),
+		measureRecall(ctx, &rep, recall),
 		measureServer(ctx, &rep, serverCost),
 	)
 	printTable(os.Stdout, &rep)

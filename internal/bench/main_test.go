@@ -46,6 +46,22 @@ func TestServerCommandsRowsAreTakenIn(t *testing.T) {
 	}
 }
 
+func TestRecallIsReadFromTheBenchmarksLines(t *testing.T) {
+	var rep report
+	const line = "BenchmarkRecall/perMinute=30000/shards=4/minSamples=5-2 \t 10\t 23 ns/op\t 77.78 %spikes-found\t 76.1 %values-clustered\t 1.000 false-clusters"
+	require.NoError(t, measureRecall(t.Context(), &rep, "echo goos: linux; echo '"+line+"'; echo PASS"))
+	assert.Equal(t, []row{{
+		Name: "planted spikes found", Subject: "perMinute=30000/shards=4/minSamples=5", Value: 77.78, Unit: "%",
+		Note: "76.1 % of their values in a cluster, 1 false clusters",
+	}}, rep.Rows)
+	for _, command := range []string{"exit 3", "echo PASS", "echo BenchmarkRecall/x 1 2 ns/op", "echo BenchmarkRecall/x 1 a ns/op"} {
+		rep := report{}
+		require.Error(t, measureRecall(t.Context(), &rep, command), command)
+		assert.Empty(t, rep.Rows)
+		assert.Len(t, rep.LeftOut, 1, command)
+	}
+}
+
 func TestWhatIsNotMeasuredIsListedWithItsReason(t *testing.T) {
 	var rep report
 	require.NoError(t, measureServer(t.Context(), &rep, ""))
@@ -53,6 +69,15 @@ func TestWhatIsNotMeasuredIsListedWithItsReason(t *testing.T) {
 	var out bytes.Buffer
 	printTable(&out, &rep)
 	assert.Contains(t, out.String(), "not measured: cost to the server per request: no command given with -server-cost")
+}
+
+func TestAFewTracesCostSomething(t *testing.T) {
+	us, err := growthRun(t.Context(), 1)
+	require.NoError(t, err, "exactly what had to be was kept")
+	assert.Less(t, us, 1000.0, "microseconds a span")
+	free, err := availableMemory()
+	require.NoError(t, err)
+	assert.Positive(t, free)
 }
 
 func TestLoadIsWholeAndAWrongSelectionIsNoticed(t *testing.T) {

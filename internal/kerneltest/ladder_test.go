@@ -42,7 +42,7 @@ var hooksByVersion = []struct {
 // And by which whatever the version is.
 var hooksEverywhere = map[stage.Stage]string{
 	stage.CPU:          "tp_btf/sched_switch + tp_btf/sched_waking",
-	stage.RunQueue:     "tp_btf/sched_switch + tp_btf/sched_waking + tp_btf/softirq_raise + tp_btf/softirq_entry + tp_btf/softirq_exit",
+	stage.RunQueue:     "tp_btf/sched_switch + tp_btf/sched_waking + tp_btf/softirq_raise + tp_btf/softirq_entry",
 	stage.Throttled:    "tp_btf/sched_switch + tp_btf/sched_waking",
 	stage.PageFault:    "tp_btf/sched_switch + tp_btf/sched_waking + tp_btf/page_fault_user + perf_event/page_fault_minor + perf_event/page_fault_major + tp_btf/page_fault_kernel",
 	stage.Reclaim:      "tp_btf/sched_switch + tp_btf/sched_waking + tp_btf/mm_vmscan_direct_reclaim_begin + tp_btf/mm_vmscan_direct_reclaim_end + tp_btf/mm_vmscan_memcg_reclaim_begin + tp_btf/mm_vmscan_memcg_reclaim_end",

@@ -431,9 +431,11 @@ func TestMessages(t *testing.T) {
 		get := "GET /p HTTP/1.1\r\nHost: x\r\n\r\n"
 		r := exchange(t, 0, get+get)[0]
 		assert.Equal(t, assemble.RefusedPipelined, r.Refused)
-		w.mu.Lock()
-		assert.NotZero(t, w.unparsed["pipelined"])
-		w.mu.Unlock()
+		assert.Eventually(t, func() bool { // counted with the next tick
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.unparsed["pipelined"] > 0
+		}, 5*time.Second, 10*time.Millisecond)
 	})
 	t.Run("a client that goes away", func(t *testing.T) {
 		w.mu.Lock()

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,6 +21,9 @@ const (
 	serveEnv  = "EBPFLLM_KERNELTEST_SERVE"
 	engineEnv = "EBPFLLM_KERNELTEST_ENGINE" // the Unix socket of an engine
 )
+
+// The main thread stands for the process in /proc/self: a test that takes its thread into another network must not be on it.
+func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) {
 	if addr := os.Getenv(serveEnv); addr != "" {

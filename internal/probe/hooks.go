@@ -149,10 +149,7 @@ var hooks = []*hook{
 	{name: "tcp_retransmit", after: "tcp_ack", load: scheduler, ways: []way{
 		{tracepoint, "tcp_retransmit", "tcp_retransmit_skb", "sock*, sk_buff*", 0, "4.15"},
 	}},
-	{name: "softirq_exit", load: scheduler, ways: []way{
-		{tracepoint, "softirq_exit", "softirq_exit", "unsigned int", 0, "2.6.31"},
-	}},
-	{name: "softirq_entry", after: "softirq_exit", load: scheduler, ways: []way{
+	{name: "softirq_entry", load: scheduler, ways: []way{
 		{tracepoint, "softirq_entry", "softirq_entry", "unsigned int", 0, "2.6.31"},
 	}},
 	{name: "softirq_raise", after: "softirq_entry", load: scheduler, ways: []way{
@@ -203,7 +200,7 @@ var helpful = map[stage.Stage][]string{
 	stage.Reclaim:   {"memcg_reclaim_begin", "memcg_reclaim_end"},
 	stage.Lock:      {"contention_begin", "contention_end"},
 	// evidence: what brings a request's bytes may wait for a CPU too
-	stage.RunQueue: {"softirq_raise", "softirq_entry", "softirq_exit"},
+	stage.RunQueue: {"softirq_raise", "softirq_entry"},
 }
 
 // wanted returns the hooks that serve a stage that is not disabled, or the core.

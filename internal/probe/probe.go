@@ -60,12 +60,12 @@ type Tracking struct {
 
 // Probe is the kernel side at work.
 type Probe struct {
-	cfg     Config
-	logger  *zap.Logger
-	objects *ebpf.Collection
-	ring    *ringbuf.Reader
-	chosen  map[string]choice // by hook
-	noChain error             // why wake-up chains are not followed; nil if they are
+	cfg       Config
+	logger    *zap.Logger
+	objects   *ebpf.Collection
+	ring      *ringbuf.Reader
+	chosen    map[string]choice // by hook
+	noContext error             // why a CPU's preempt count cannot be read; nil if it can
 
 	mu        sync.Mutex // guards what follows
 	detach    map[string]func() error
@@ -103,10 +103,10 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 	if err := spec.Variables["numa"].Set(balancesNUMA("/")); err != nil {
 		return nil, fmt.Errorf("set numa: %w", err)
 	}
-	at, noChain := preemptCountAt(kernel)
-	if noChain == nil {
-		if err := spec.Variables["chains"].Set(uint8(1)); err != nil {
-			return nil, fmt.Errorf("set chains: %w", err)
+	at, noContext := preemptCountAt(kernel)
+	if noContext == nil {
+		if err := spec.Variables["preempt_count_known"].Set(uint8(1)); err != nil {
+			return nil, fmt.Errorf("set preempt_count_known: %w", err)
 		}
 		if err := spec.Variables["preempt_count_at"].Set(at); err != nil {
 			return nil, fmt.Errorf("set preempt_count_at: %w", err)
@@ -115,7 +115,7 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 	spec.Maps["ring"].MaxEntries = uint32(cfg.RingBytes)
 
 	p := &Probe{
-		cfg: cfg, logger: logger, chosen: map[string]choice{}, noChain: noChain,
+		cfg: cfg, logger: logger, chosen: map[string]choice{}, noContext: noContext,
 		detach: map[string]func() error{}, processes: map[uint32]Tracking{},
 	}
 	load := map[string]*ebpf.ProgramSpec{"track_threads": spec.Programs["track_threads"]}
@@ -165,8 +165,15 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 func (p *Probe) Report() []StageReport {
 	list := report(p.cfg.Disabled, p.chosen)
 	for i := range list {
-		if r := &list[i]; r.Stage == stage.Wait && r.Available && p.noChain != nil {
-			r.Reason = "in part: wake-up chains are not followed: " + p.noChain.Error()
+		r := &list[i]
+		if !r.Available || p.noContext == nil {
+			continue
+		}
+		switch r.Stage {
+		case stage.Wait:
+			r.Reason = "in part: wake-up chains are not followed: " + p.noContext.Error()
+		case stage.RunQueue:
+			r.Reason = "in part: the delay of softirqs is not known: " + p.noContext.Error()
 		}
 	}
 	return list
@@ -319,8 +326,14 @@ func (p *Probe) visitThreads() error {
 }
 
 // Run reads the ring until the context ends and hands each event to handle, in
-// order, then a Tick. It handles what is left before it returns.
+// order, then a Tick. It handles what is left before it returns. Its thread gives
+// way to all others meanwhile.
 func (p *Probe) Run(ctx context.Context, handle func(Event)) error {
+	restore, err := giveWay()
+	defer restore()
+	if err != nil {
+		p.logger.Warn("The reader of the kernel's records may delay the servers on its CPU", zap.Error(err))
+	}
 	var record ringbuf.Record
 	for interval := PollInterval; ; {
 		last := ctx.Err() != nil
@@ -338,6 +351,9 @@ func (p *Probe) Run(ctx context.Context, handle func(Event)) error {
 				return fmt.Errorf("read the ring buffer: %w", err)
 			}
 			p.handle(record.RawSample, handle)
+			if (n+1)%yieldAfter == 0 {
+				p.offerCPU()
+			}
 			if (n+1)%maxRecords == 0 {
 				// not the present: much may lie in the ring that happened before it
 				handle(&Tick{Now: timeOf(record.RawSample)})

@@ -4,6 +4,7 @@ package process
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,9 +30,19 @@ type Process struct {
 	err    error
 }
 
-// Start starts a command on the given CPUs. Its output goes to the file
-// log. It ends with this process at the latest.
+// Start starts a command on the given CPUs, in a process group of its own. Its output
+// goes to the file log. It ends with this process at the latest.
 func Start(name, log string, cpus []int, env []string, path string, args ...string) (*Process, error) {
+	return start(&syscall.SysProcAttr{Setpgid: true}, name, log, cpus, env, path, args...)
+}
+
+// StartApart is Start in a session of its own and with the usual nice value, so that the
+// command has nothing of the precedence that Favour gave to this process.
+func StartApart(name, log string, cpus []int, env []string, path string, args ...string) (*Process, error) {
+	return start(&syscall.SysProcAttr{Setsid: true}, name, log, cpus, env, path, args...)
+}
+
+func start(attr *syscall.SysProcAttr, name, log string, cpus []int, env []string, path string, args ...string) (*Process, error) {
 	file, err := os.Create(log)
 	if err != nil {
 		return nil, err
@@ -40,7 +51,8 @@ func Start(name, log string, cpus []int, env []string, path string, args ...stri
 	p := &Process{name: name, Log: log, exited: make(chan struct{}), cmd: exec.Command(path, args...)}
 	p.cmd.Stdout, p.cmd.Stderr = file, file
 	p.cmd.Env = append(os.Environ(), env...)
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	attr.Pdeathsig = syscall.SIGKILL
+	p.cmd.SysProcAttr = attr
 
 	started := make(chan error)
 	go func() {
@@ -52,6 +64,9 @@ func Start(name, log string, cpus []int, env []string, path string, args ...stri
 			set.Set(cpu)
 		}
 		err := unix.SchedSetaffinity(0, &set)
+		if err == nil && attr.Setsid {
+			err = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0)
+		}
 		if err == nil {
 			err = p.cmd.Start()
 		}
@@ -97,8 +112,7 @@ func (p *Process) Stop() error {
 	select {
 	case <-p.exited:
 	case <-time.After(10 * time.Second):
-		p.cmd.Process.Kill()
-		<-p.exited
+		p.Abandon()
 		return fmt.Errorf("%s did not end within 10 s of SIGTERM; the end of %s:\n%s", p.name, p.Log, p.Tail())
 	}
 	if p.err != nil {
@@ -107,10 +121,42 @@ func (p *Process) Stop() error {
 	return nil
 }
 
-// Abandon ends a process that did not get ready.
+// Abandon ends a process at once, with those of its group.
 func (p *Process) Abandon() {
-	p.cmd.Process.Kill()
+	_ = unix.Kill(-p.PID(), unix.SIGKILL) // no such group: all have ended
 	<-p.exited
+}
+
+// Exited is closed when the process has ended.
+func (p *Process) Exited() <-chan struct{} { return p.exited }
+
+// Err is how the process ended; it may be called when it has.
+func (p *Process) Err() error { return p.err }
+
+// Group are the processes of its group: it and its children that have not left it.
+func (p *Process) Group() (pids []int, err error) {
+	all, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range all {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		// PID (NAME) STATE PARENT GROUP, and a name may hold anything
+		after := string(text[bytes.LastIndexByte(text, ')')+1:])
+		var state string
+		var parent, group int
+		if _, err := fmt.Sscan(after, &state, &parent, &group); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err == nil && group == p.PID() && state != "Z" {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
 }
 
 // Tail is the end of the log.
@@ -192,6 +238,21 @@ func Favour(pid int, cpus ...int) error {
 	return EachThread(pid, func(tid int) error {
 		return errors.Join(unix.SchedSetaffinity(tid, &set), unix.SchedSetAttr(tid, &priority, 0))
 	})
+}
+
+// KeepSession returns what gives a process's session the nice value back that it has
+// now, which Favour changes. It does nothing where sessions have none.
+func KeepSession(pid int) (restore func() error, err error) {
+	session := fmt.Sprintf("/proc/%d/autogroup", pid)
+	text, err := os.ReadFile(session)
+	_, value, found := strings.Cut(string(text), " nice ")
+	if errors.Is(err, os.ErrNotExist) || err == nil && !found {
+		return func() error { return nil }, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("nice value of a session: %w", err)
+	}
+	return func() error { return os.WriteFile(session, []byte(strings.TrimSpace(value)), 0) }, nil
 }
 
 // EachThread does something to every thread of a process.

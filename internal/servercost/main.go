@@ -109,6 +109,8 @@ type row struct {
 	CPUMedian float64 `json:"cpu_ratio_median"`
 	CPUP25    float64 `json:"cpu_ratio_p25"`
 	CPUP75    float64 `json:"cpu_ratio_p75"`
+	CPULow    float64 `json:"cpu_ratio_median_low"` // 95 % confidence interval of the median
+	CPUHigh   float64 `json:"cpu_ratio_median_high"`
 	P99Median float64 `json:"p99_ratio_median"`
 	Rounds    int     `json:"rounds"`
 	// one round without the kernel side against its neighbours, as if it were one with it: how still the machine was
@@ -156,7 +158,7 @@ func (r *result) save(path string) error {
 func (r *result) print(out io.Writer) {
 	fmt.Fprintf(out, "Linux %s, %d CPUs, load %.2f\n\n", r.Machine.Kernel, r.Machine.CPUs, r.Machine.Load)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "configuration\tCPU ratio\tquartiles\tbar\tCPU us off\ton\tp99 ratio\trounds\toff against off\tlost")
+	fmt.Fprintln(w, "configuration\tCPU ratio\t95 %\tquartiles\tbar\tCPU us off\ton\tp99 ratio\trounds\toff against off\tlost")
 	for _, c := range r.Configs {
 		bar := "none"
 		if c.Bar > 0 {
@@ -165,7 +167,7 @@ func (r *result) print(out io.Writer) {
 				bar += fmt.Sprintf(" missed by %.3f", c.CPUMedian-c.Bar)
 			}
 		}
-		fmt.Fprintf(w, "%s\t%.3f\t%.3f–%.3f\t%s\t%.2f\t%.2f\t%.2f\t%d\t%.3f–%.3f\t%d\n", c.Name, c.CPUMedian, c.CPUP25, c.CPUP75, bar,
+		fmt.Fprintf(w, "%s\t%.3f\t%.3f–%.3f\t%.3f–%.3f\t%s\t%.2f\t%.2f\t%.2f\t%d\t%.3f–%.3f\t%d\n", c.Name, c.CPUMedian, c.CPULow, c.CPUHigh, c.CPUP25, c.CPUP75, bar,
 			c.CPUOff, c.CPUOn, c.P99Median, c.Rounds, c.ControlP25, c.ControlP75, c.Lost)
 	}
 	w.Flush()

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -49,6 +50,11 @@ var configs = []config{
 
 var threadStages = slices.DeleteFunc(stage.All(), func(s stage.Stage) bool { return s.Socket() || s == stage.Unattributed })
 
+// settling is how long the machine is left alone before a round: programs are
+// loaded once and then run for weeks, and what loading and unloading them leaves
+// behind (memory to be freed, page tables, caches) is not what they cost.
+const settling = 500 * time.Millisecond
+
 // A round is one reading: processor time and latency in microseconds.
 type round struct{ cpu, p99 float64 }
 
@@ -89,6 +95,7 @@ func measure(ctx context.Context, c config, rounds, requests int, programs bool)
 	var on, off []round
 	for i := range 2*rounds + 1 {
 		if i%2 == 0 {
+			time.Sleep(settling)
 			m, err := one()
 			if err != nil {
 				return r, err
@@ -100,6 +107,7 @@ func measure(ctx context.Context, c config, rounds, requests int, programs bool)
 		if err != nil {
 			return r, err
 		}
+		time.Sleep(settling)
 		m, err := one()
 		on = append(on, m)
 		if err := errors.Join(err, w.detach(&r)); err != nil {
@@ -112,6 +120,7 @@ func measure(ctx context.Context, c config, rounds, requests int, programs bool)
 	r.Name, r.Bar, r.Rounds = c.name, c.bar, rounds
 	cpu := ratios(off, on, func(r round) float64 { return r.cpu })
 	r.CPUP25, r.CPUMedian, r.CPUP75 = quantile(cpu, 0.25), quantile(cpu, 0.5), quantile(cpu, 0.75)
+	r.CPULow, r.CPUHigh = medianInterval(cpu)
 	r.P99Median = quantile(ratios(off, on, func(r round) float64 { return r.p99 }), 0.5)
 	r.ControlP25, r.ControlP75 = control(off)
 	r.CPUOff, r.P99Off = medians(off)
@@ -245,6 +254,18 @@ func medians(v []round) (cpu, p99 float64) {
 		a, b = append(a, r.cpu), append(b, r.p99)
 	}
 	return quantile(a, 0.5), quantile(b, 0.5)
+}
+
+// medianInterval is the 95 % confidence interval of a median, by the order
+// statistics that lie 1.96 standard deviations of a fair coin's count from it.
+func medianInterval(v []float64) (low, high float64) {
+	n := float64(len(v))
+	if n == 0 {
+		return 0, 0
+	}
+	sorted := slices.Sorted(slices.Values(v))
+	reach := 0.98 * math.Sqrt(n)
+	return sorted[max(int(math.Floor((n-1)/2-reach)), 0)], sorted[min(int(math.Ceil((n-1)/2+reach)), len(v)-1)]
 }
 
 // quantile is 0 of nothing.

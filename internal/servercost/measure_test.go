@@ -43,3 +43,17 @@ func TestTimeOfThreadsIsThatOfTheProcess(t *testing.T) {
 	_, err = cpuTime(1 << 30)
 	require.ErrorContains(t, err, "1073741824")
 }
+
+func TestTheIntervalOfAMedianIsThatOfOrderStatistics(t *testing.T) {
+	var v []float64
+	for i := range 40 {
+		v = append(v, float64(40-i))
+	}
+	low, high := medianInterval(v)
+	assert.InDelta(t, 14, low, 0) // by tables of the sign test
+	assert.InDelta(t, 27, high, 0)
+
+	low, high = medianInterval([]float64{3})
+	assert.InDelta(t, 3, low, 0)
+	assert.InDelta(t, 3, high, 0)
+}

@@ -82,6 +82,7 @@ type clusters struct {
 	points     int
 	seq        uint64
 	scratch    []float64
+	surveyAt   int64 // ns: when distances are next measured
 }
 
 func newClusters(cfg ClusteringConfig, epoch int64) *clusters {
@@ -90,6 +91,7 @@ func newClusters(cfg ClusteringConfig, epoch int64) *clusters {
 		pause:      max(cfg.timeReach(), cfg.Stride).Nanoseconds(),
 		slice:      cfg.Window / backgroundWarm,
 		partitions: map[partitionKey]*partition{},
+		surveyAt:   epoch + cfg.Window.Nanoseconds(),
 	}
 }
 
@@ -163,6 +165,7 @@ type stepResult struct {
 	merged      int // clusters that turned out to be one with another
 	incidents   int // incidents that turned out to be one with an older one
 	over        []*cluster
+	distances   []float64 // of some spikes to their min_samples-th nearest, once in a window
 	err         error
 
 	moved []*point   // that came into a cluster or changed it
@@ -190,10 +193,17 @@ func (c *clusters) step(n news, now int64) stepResult {
 		c.insert(pt)
 	}
 	var res stepResult
+	survey := now >= c.surveyAt
+	if survey {
+		c.surveyAt = now + c.cfg.Window.Nanoseconds()
+	}
 	kept := c.order[:0]
 	for _, p := range c.order {
 		if err := c.stepPartition(p, now, &res); err != nil {
 			res.err = errors.Join(res.err, fmt.Errorf("clustering %s %s %s: %w", p.key.service, p.key.operation, p.key.series, err))
+		}
+		if survey {
+			res.distances = c.survey(p, res.distances)
 		}
 		if p.over {
 			res.approximate++
@@ -255,6 +265,36 @@ func (c *clusters) stepPartition(p *partition, now int64, res *stepResult) error
 	res.found = append(res.found, ids...)
 	return nil
 }
+
+// surveyed bounds the spikes of a partition whose distances are measured, each to
+// all others: half a million spikes take 50 ms, once in a window.
+const surveyed = 50
+
+// survey appends the distances of some of the partition's spikes to their
+// min_samples-th nearest one, by which eps can be chosen. A distance above
+// farAway, and that of a spike that has no such neighbour, is farAway.
+func (c *clusters) survey(p *partition, distances []float64) []float64 {
+	points := c.scratch[:0]
+	for _, l := range p.labels { // in a fixed order
+		points = c.axes.place(points, p.points[l.ID].features)
+		if c.axes.timeless { // time only says when a spike comes and goes
+			last := len(points) - len(c.axes.axes)
+			points = append(points[:last], points[last+1:]...)
+		}
+	}
+	c.scratch = points
+	var of []int
+	for i := 0; i < len(p.labels); i += (len(p.labels) + surveyed - 1) / surveyed {
+		of = append(of, i)
+	}
+	for _, d := range dbscan.KDistances(points, len(c.cfg.Axes), c.cfg.MinSamples, of) {
+		distances = append(distances, min(d, farAway))
+	}
+	return distances
+}
+
+// farAway is the largest eps that may be configured.
+const farAway = 100
 
 // forget drops the points that the window has dropped.
 func (c *clusters) forget(p *partition, now int64) {

@@ -264,10 +264,10 @@ func (c *Config) Validate() error {
 	positive("clustering::stride", cl.Stride)
 	bad(cl.Stride <= cl.Window, "clustering::stride", cl.Stride, fmt.Sprintf("set at most clustering::window (%v)", cl.Window))
 	bad(cl.Window <= time.Hour, "clustering::window", cl.Window, "set at most 1h")
-	bad(cl.Eps > 0 && cl.Eps <= 100, "clustering::eps", cl.Eps, "set a number above 0 and at most 100, such as 0.8")
+	bad(cl.Eps > 0 && cl.Eps <= farAway, "clustering::eps", cl.Eps, "set a number above 0 and at most 100, such as 0.8")
 	errs = append(errs, cl.validateAxes())
 	bad(cl.MinSamples >= 2, "clustering::min_samples", cl.MinSamples, "set at least 2; lone spikes are kept by the spike policy's keep_lone")
-	if need := clusterWaitFor(cl); cl.Eps > 0 && cl.Eps <= 100 {
+	if need := clusterWaitFor(cl); cl.Eps > 0 && cl.Eps <= farAway {
 		bad(cl.ClusterWait >= need, "clustering::cluster_wait", cl.ClusterWait,
 			fmt.Sprintf("set at least %v (eps in time plus a stride), or a spike is decided before its neighbours can come", need))
 		bad(cl.ClusterWait <= cl.Window/2, "clustering::cluster_wait", cl.ClusterWait, fmt.Sprintf("set at most half of clustering::window (%v)", cl.Window/2))

@@ -1,9 +1,14 @@
 package spikesamplingprocessor
 
 import (
+	"context"
+	"errors"
+
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 	"go.uber.org/zap"
+
+	"github.com/ebpfllm/ebpfllm/internal/baseline"
 )
 
 // Why spans are lost other than by a decision.
@@ -29,6 +34,7 @@ type counts struct {
 	lateDropped      int64
 	downstreamErrors int64
 	approximate      int64
+	untracked        int64
 }
 
 type decidedKey struct {
@@ -105,6 +111,7 @@ func (p *spikeSampling) report() {
 	}
 	t.ProcessorSpikeSamplingDownstreamErrors.Add(ctx, c.downstreamErrors)
 	t.ProcessorSpikeSamplingApproximateSteps.Add(ctx, c.approximate)
+	t.ProcessorSpikeSamplingServiceRequestsUntracked.Add(ctx, c.untracked)
 	*c = newCounts()
 
 	t.ProcessorSpikeSamplingBufferUsage.Record(ctx, int64(p.buffer.bytes))
@@ -114,6 +121,44 @@ func (p *spikeSampling) report() {
 	for state, n := range map[string]int64{"own": int64(own), "warming": int64(warming), "evicted": evicted} {
 		t.ProcessorSpikeSamplingBaselineSeries.Record(ctx, n, with(attribute.String("state", state)))
 	}
+}
+
+// observeTails lets what is known of the services' tails be read when metrics are
+// collected, and nothing of those of which nothing is known any more.
+func (p *spikeSampling) observeTails() error {
+	observe := func(value func(baseline.TailReport) (float64, bool)) metric.Float64Callback {
+		return func(_ context.Context, o metric.Float64Observer) error {
+			p.mu.Lock()
+			reports := p.reports // never changed, only replaced
+			p.mu.Unlock()
+			for _, r := range reports {
+				if v, ok := value(r); ok {
+					o.Observe(v, metric.WithAttributes(attribute.String("service.name", r.Service)))
+				}
+			}
+			return nil
+		}
+	}
+	return errors.Join(
+		p.telemetry.RegisterProcessorSpikeSamplingServiceJitterRatioCallback(observe(func(r baseline.TailReport) (float64, bool) {
+			if r.Jitter == nil {
+				return 0, false
+			}
+			return *r.Jitter, true
+		})),
+		p.telemetry.RegisterProcessorSpikeSamplingServiceTailZCallback(observe(func(r baseline.TailReport) (float64, bool) {
+			if r.Change == nil {
+				return 0, false
+			}
+			return r.Change.Z, true
+		})),
+		p.telemetry.RegisterProcessorSpikeSamplingServiceTailEffectCallback(observe(func(r baseline.TailReport) (float64, bool) {
+			if r.Change == nil {
+				return 0, false
+			}
+			return r.Change.Effect, true
+		})),
+	)
 }
 
 // reportErrors counts and logs what kept a condition from being evaluated.

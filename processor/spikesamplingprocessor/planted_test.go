@@ -51,22 +51,70 @@ func plantedMinute(rng *rand.Rand, perMinute, nSeries, minute int) []value {
 	return vs
 }
 
-// planted runs minutes of traffic through the processor's baseline, clustering
-// and settling and tells how many of the last minute's spikes were found (half
-// of their values or more in one cluster), and how many clusters are none (half
-// of their values or more of the body) from the second minute on. The minutes before hold as many spikes:
-// the baseline is learned from what it must not learn.
-func planted(t *testing.T, perMinute, nSeries, minutes int, seed uint64, bound bool) (found, falsely int) {
-	t.Helper()
-	h := newHarness(t, func(c *Config) {
+// plantedResult is what became of the last minute's 12 planted spikes, and of
+// all there was from the second minute on.
+type plantedResult struct {
+	found   int // spikes with half of their values or more in one cluster of their shard
+	values  int // values of these spikes
+	grouped int // of them, those in a cluster
+	falsely int // clusters that are none: half of their values or more of the body
+}
+
+func (r *plantedResult) add(o plantedResult) {
+	r.found, r.values, r.grouped, r.falsely = r.found+o.found, r.values+o.values, r.grouped+o.grouped, r.falsely+o.falsely
+}
+
+// plantedRun is minutes of traffic, in which each series has its share of the
+// values, on one or more processors.
+type plantedRun struct {
+	perMinute, series, minutes int
+	shards                     int // 0 is one
+	seed                       uint64
+	config                     func(*Config)
+}
+
+// planted runs minutes of traffic through the baseline, clustering and settling
+// of as many processors as there are shards, each of which gets its share of the
+// values, as traces are routed by their ids. The minutes before the last hold as
+// many spikes: the baseline is learned from what it must not learn.
+func planted(tb testing.TB, run plantedRun) plantedResult {
+	tb.Helper()
+	rng := rand.New(rand.NewPCG(run.seed, 1))
+	route := rand.New(rand.NewPCG(run.seed, 2))
+	share := make([][]value, max(1, run.shards))
+	for minute := range run.minutes {
+		for _, v := range plantedMinute(rng, run.perMinute, run.series, minute) {
+			i := route.IntN(len(share))
+			share[i] = append(share[i], v)
+		}
+	}
+	var all plantedResult
+	found := map[int]bool{}
+	for _, values := range share {
+		of, r := plantedShard(tb, values, run)
+		for id := range of {
+			found[id] = true
+		}
+		all.add(r)
+	}
+	all.found = len(found)
+	return all
+}
+
+// plantedShard runs one shard's values, and tells which of the last minute's
+// spikes it found.
+func plantedShard(tb testing.TB, values []value, run plantedRun) (map[int]bool, plantedResult) {
+	tb.Helper()
+	h := newHarness(tb, func(c *Config) {
 		c.MaxBufferMiB = 1024
-		c.Clustering.PoissonBound = bound
+		if run.config != nil {
+			run.config(c)
+		}
 	})
 	p := h.p
-	rng := rand.New(rand.NewPCG(seed, 1))
 	stages := stage.All()
-	kinds := make([]*seriesKind, nSeries)
-	operations := make([]string, nSeries)
+	kinds := make([]*seriesKind, run.series)
+	operations := make([]string, run.series)
 	for i := range kinds {
 		kinds[i], operations[i] = exclusive[stages[i%8]], fmt.Sprintf("op%d", i/8)
 	}
@@ -78,7 +126,7 @@ func planted(t *testing.T, perMinute, nSeries, minutes int, seed uint64, bound b
 	var waiting []seen
 	inCluster := map[*cluster]map[int]int{} // values by planted spike
 	sizes := map[int]int{}
-	last := 12 * (minutes - 1)
+	last := 12 * (run.minutes - 1)
 	settle := func(before time.Duration) {
 		for len(waiting) > 0 && waiting[0].at < before {
 			s := waiting[0]
@@ -93,24 +141,22 @@ func planted(t *testing.T, perMinute, nSeries, minutes int, seed uint64, bound b
 		}
 	}
 	next := time.Second
-	for minute := range minutes {
-		for _, v := range plantedMinute(rng, perMinute, nSeries, minute) {
-			for ; v.at >= next; next += time.Second {
-				p.step(epoch.Add(next).UnixNano())
-				settle(next - p.cfg.Clustering.ClusterWait)
-			}
-			if v.spike > 0 {
-				sizes[v.spike]++
-			}
-			tr := &trace{}
-			now := epoch.Add(max(v.at, next-time.Second)).UnixNano()
-			group := p.baseline.Group("svc", operations[v.series])
-			p.judge(series(group, kinds[v.series]), tr, spike{
-				kind: kinds[v.series], service: "svc", operation: operations[v.series], seconds: v.seconds, learn: true,
-			}, now, now)
-			if len(tr.spikes) > 0 {
-				waiting = append(waiting, seen{v, tr})
-			}
+	for _, v := range values {
+		for ; v.at >= next; next += time.Second {
+			p.step(epoch.Add(next).UnixNano())
+			settle(next - p.cfg.Clustering.ClusterWait)
+		}
+		if v.spike > 0 {
+			sizes[v.spike]++
+		}
+		tr := &trace{}
+		now := epoch.Add(max(v.at, next-time.Second)).UnixNano()
+		group := p.baseline.Group("svc", operations[v.series])
+		p.judge(series(group, kinds[v.series]), tr, spike{
+			kind: kinds[v.series], service: "svc", operation: operations[v.series], seconds: v.seconds, learn: true,
+		}, now, now)
+		if len(tr.spikes) > 0 {
+			waiting = append(waiting, seen{v, tr})
 		}
 	}
 	for range 5 {
@@ -119,25 +165,29 @@ func planted(t *testing.T, perMinute, nSeries, minutes int, seed uint64, bound b
 	}
 	settle(time.Hour)
 
+	var r plantedResult
 	got := map[int]bool{}
 	for cl, spikes := range inCluster {
 		all := 0
 		for id, n := range spikes {
 			all += n
-			if id > 0 && 2*n >= sizes[id] {
+			if id > last {
+				r.grouped += n
+			}
+			if id > last && 2*n >= sizes[id] {
 				got[id] = true
 			}
 		}
 		if 2*spikes[0] >= all && cl.start >= epoch.Add(time.Minute).UnixNano() {
-			falsely++
+			r.falsely++
 		}
 	}
-	for id := range sizes {
-		if id > last && got[id] {
-			found++
+	for id, n := range sizes {
+		if id > last {
+			r.values += n
 		}
 	}
-	return found, falsely
+	return got, r
 }
 
 // TestPlantedSpikesAreFound: at each rate at least 34 of 36 spikes are found,
@@ -153,14 +203,13 @@ func TestPlantedSpikesAreFound(t *testing.T) {
 		{600, 10, 0}, // 10 a second: reported
 	} {
 		t.Run(fmt.Sprint(tt.perMinute, " a minute"), func(t *testing.T) {
-			found, falsely := 0, 0
+			var all plantedResult
 			for seed := range uint64(3) {
-				f, no := planted(t, tt.perMinute, 24, tt.minutes, seed, true)
-				found, falsely = found+f, falsely+no
+				all.add(planted(t, plantedRun{perMinute: tt.perMinute, series: 24, minutes: tt.minutes, seed: seed}))
 			}
-			t.Logf("%d of 36 spikes found, %d clusters without a spike", found, falsely)
-			assert.GreaterOrEqual(t, found, tt.atLeast)
-			assert.LessOrEqual(t, falsely, 1)
+			t.Logf("%d of 36 spikes found, %d clusters without a spike", all.found, all.falsely)
+			assert.GreaterOrEqual(t, all.found, tt.atLeast)
+			assert.LessOrEqual(t, all.falsely, 1)
 		})
 	}
 }
@@ -168,9 +217,49 @@ func TestPlantedSpikesAreFound(t *testing.T) {
 // One value in 4,000 of the body is above twice its P99. On one series that is a
 // background in which five come together by accident all the time.
 func TestOnlyThePoissonBoundKeepsABusyBackgroundFromBeingClusters(t *testing.T) {
-	_, without := planted(t, 200_000, 1, 10, 1, false)
-	assert.GreaterOrEqual(t, without, 5)
-	found, with := planted(t, 200_000, 1, 10, 1, true)
-	assert.LessOrEqual(t, with, 1)
-	assert.Positive(t, found, "large spikes are still found")
+	run := plantedRun{perMinute: 200_000, series: 1, minutes: 10, seed: 1}
+	with := planted(t, run)
+	run.config = func(c *Config) { c.Clustering.PoissonBound = false }
+	assert.GreaterOrEqual(t, planted(t, run).falsely, 5)
+	assert.LessOrEqual(t, with.falsely, 1)
+	assert.Positive(t, with.found, "large spikes are still found")
+}
+
+// BenchmarkRecall measures what several samplers find of the spikes of which each
+// gets a share. Sharding divides the density: of a spike of 6 values each of four
+// samplers has one or two.
+func BenchmarkRecall(b *testing.B) {
+	for _, perMinute := range []int{30_000, 300_000} {
+		for _, c := range []struct{ shards, minSamples int }{{1, 5}, {2, 5}, {4, 5}, {2, 3}, {4, 3}, {4, 2}} {
+			b.Run(fmt.Sprintf("perMinute=%d/shards=%d/minSamples=%d", perMinute, c.shards, c.minSamples), func(b *testing.B) {
+				var all plantedResult
+				run := plantedRun{
+					perMinute: perMinute, series: 24, minutes: 4, shards: c.shards,
+					config: func(cfg *Config) { cfg.Clustering.MinSamples = c.minSamples },
+				}
+				for b.Loop() {
+					all.add(planted(b, run))
+					run.seed++
+				}
+				b.ReportMetric(100*float64(all.found)/float64(12*run.seed), "%spikes-found")
+				b.ReportMetric(100*float64(all.grouped)/float64(all.values), "%values-clustered")
+				b.ReportMetric(float64(all.falsely), "false-clusters")
+			})
+		}
+	}
+}
+
+// Most spikes are large enough that a quarter of them is still a cluster.
+func TestFourShardsFindMostSpikes(t *testing.T) {
+	var one, four plantedResult
+	for seed := range uint64(3) {
+		run := plantedRun{perMinute: 30_000, series: 24, minutes: 4, seed: seed}
+		one.add(planted(t, run))
+		run.shards = 4
+		four.add(planted(t, run))
+	}
+	assert.Equal(t, one.values, four.values, "the same spikes")
+	assert.GreaterOrEqual(t, four.found, 24, "of 36; on average a spike has 28 values, a shard 7 of them")
+	assert.GreaterOrEqual(t, one.grouped, four.grouped, "more density cannot group fewer")
+	assert.LessOrEqual(t, four.falsely, 1)
 }

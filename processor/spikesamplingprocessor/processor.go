@@ -59,6 +59,8 @@ type spikeSampling struct {
 	buffer      buffer
 	operations  *operations
 	baseline    *baseline.Book
+	tails       *baseline.Tails
+	reports     []baseline.TailReport // as of the last window
 	clusters    *clusters
 	sampled     *cache[decision]
 	dropped     *cache[bool] // whether for good, by a drop policy
@@ -96,6 +98,10 @@ func newProcessor(set processor.Settings, cfg *Config, next consumer.Traces) (*s
 		dropped:    newCache[bool](cfg.DecisionCache.NonSampledCacheSize),
 		count:      newCounts(),
 	}
+	if err := p.observeTails(); err != nil {
+		telemetry.Shutdown()
+		return nil, fmt.Errorf("spike_sampling: setting up its metrics: %w", err)
+	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p, nil
 }
@@ -125,10 +131,12 @@ func (p *spikeSampling) Start(ctx context.Context, host component.Host) error {
 func (p *spikeSampling) begin(ctx context.Context) {
 	start := p.now()
 	b := p.cfg.Baseline
-	p.baseline = baseline.New(baseline.Config{
+	cfg := baseline.Config{
 		Quantile: b.Quantile, Factor: b.Factor, Window: b.Window, MinSamples: b.MinSamples,
 		MinExcess: b.MinExcess.Seconds(), FallbackThreshold: b.FallbackThreshold.Seconds(), MaxSeries: b.MaxSeries,
-	}, start)
+	}
+	p.baseline = baseline.New(cfg, start)
+	p.tails = baseline.NewTails(cfg, start)
 	p.restore(ctx, start)
 	p.clusters = newClusters(p.cfg.Clustering, start.UnixNano())
 	p.lastTick = start.UnixNano()
@@ -387,8 +395,23 @@ func (p *spikeSampling) step(now int64) {
 	n := p.clusters.take()
 	p.mu.Unlock()
 	res := p.clusters.step(n, now)
+	for _, d := range res.distances {
+		p.telemetry.ProcessorSpikeSamplingNeighbourDistance.Record(p.ctx, d)
+	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.publish(&res, now)
+	ended := p.tails.Step(time.Unix(0, now))
+	p.mu.Unlock()
+	if ended != nil {
+		reports := ended.Reports()
+		p.mu.Lock()
+		p.reports = reports
+		p.mu.Unlock()
+	}
+}
+
+// publish takes over what a clustering step found, under the lock.
+func (p *spikeSampling) publish(res *stepResult, now int64) {
 	res.publish()
 	p.nextStep = now + p.cfg.Clustering.Stride.Nanoseconds()
 	p.open = res.open

@@ -101,6 +101,11 @@ const maxSpikes = 256
 // batch are in the buffer, so that a request finds its occurrences.
 func (p *spikeSampling) observe(tr *trace, it *item, now int64) {
 	service := it.scope.resource.service
+	if it.kernel != nil || it.role&roleRoot != 0 && !it.scope.kernel && !p.operations.measures(service) {
+		if d := it.duration(); d >= 0 && !p.tails.Add(service, d) {
+			p.count.untracked++
+		}
+	}
 	if it.kernel != nil {
 		name := p.operations.name(operationKey{service: service, name: it.kernel.operation, kernel: true}, now)
 		group := p.baseline.Group(service, name)

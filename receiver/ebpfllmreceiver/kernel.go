@@ -90,6 +90,8 @@ type kernelSide struct {
 	// When each was last done, in nanoseconds of the kernel's clock.
 	flushed, collected, counted uint64
 
+	lost uint64 // records that the assembler has been told of
+
 	hurry    bool   // a rescan shall not wait for rescanInterval
 	rescanAt uint64 // when the next one is due
 	scanTook uint64 // nanoseconds, the latest
@@ -464,6 +466,10 @@ func (k *kernelSide) count() bool {
 		k.complain("counters", "The kernel side's counters cannot be read", zap.Error(err))
 		return false
 	}
+	if lost := lostRecords(&fromProbe); lost > k.lost {
+		k.lost = lost
+		k.assembler.Lost(probe.Now())
+	}
 	c := &counts{
 		probe:    fromProbe,
 		unparsed: k.assembler.Unparsed(),
@@ -478,6 +484,14 @@ func (k *kernelSide) count() bool {
 	c.targets, _ = k.watcher.Targets()
 	k.counts.Store(c)
 	return true
+}
+
+// lostRecords is how many records of all kinds were lost on the way here.
+func lostRecords(c *probe.Counters) (n uint64) {
+	for _, lost := range c.Lost {
+		n += lost
+	}
+	return n
 }
 
 // observe registers the self-metrics.

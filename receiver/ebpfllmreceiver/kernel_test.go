@@ -477,6 +477,51 @@ func TestLossesAreSeenInTheSelfMetrics(t *testing.T) {
 	stop(t, m)
 }
 
+// The end of a request was lost. As soon as the counters tell of losses, a stall of its
+// thread is not said to have delayed it, too.
+func TestAfterALossAStallIsNotSharedWithWhatMayBeOver(t *testing.T) {
+	pid := child(t)
+	r := newRig(t, forPID(pid))
+	m := r.joinTraces()
+	start(t, m)
+	lane := probe.Lane{PID: uint32(pid), ID: 1}
+	now := probe.Now()
+	ask := func(cookie, at uint64) {
+		r.events <- &probe.RequestHead{
+			Socket: probe.Socket{Cookie: cookie, Seq: 1, Time: at}, PID: uint32(pid), TID: uint32(pid), Start: at, Lane: lane, Family: 2,
+			Flags: probe.HeadFlags{Complete: true}, Bytes: []byte(get),
+		}
+	}
+	ask(1, now)
+	r.events <- &probe.Tick{Now: now}
+	r.mu.Lock()
+	r.counts.Lost = map[string]uint64{"ring_full_progress": 1, "ring_full_close": 1}
+	r.mu.Unlock()
+	r.events <- &probe.Tick{Now: now + countInterval}
+
+	begin := now + 10*countInterval
+	ask(2, begin)
+	r.events <- &probe.Occurrence{
+		Socket: probe.Socket{Time: begin + 90*ms}, PID: uint32(pid), TID: uint32(pid), Lane: lane,
+		Stage: stage.Lock, Start: begin + 20*ms, Duration: 70e6, Syscall: -1,
+	}
+	s := probe.Socket{Cookie: 2, Seq: 1, Time: begin + 100*ms}
+	r.events <- &probe.ResponseHead{Socket: s, Flags: probe.HeadFlags{Complete: true}, Bytes: []byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")}
+	r.events <- &probe.Progress{Socket: s, Lane: lane, Start: begin, FirstRead: begin, Received: uint64(len(get)), Sent: 40, Chunks: 1}
+	r.events <- &probe.Tick{Now: begin + 2*countInterval}
+	r.settle()
+	require.Eventually(t, func() bool { return r.traces.SpanCount() == 2 }, 5*time.Second, time.Millisecond, "the stall and its request")
+	for _, batch := range r.traces.AllTraces() {
+		for _, span := range batch.ResourceSpans().At(0).ScopeSpans().At(0).Spans().All() {
+			assert.Contains(t, []string{"lock", requestSpan}, span.Name())
+			_, shared := span.Attributes().Get("ebpfllm.shared_by")
+			assert.False(t, shared, span.Name())
+			assert.Zero(t, span.Links().Len()+int(span.DroppedLinksCount()))
+		}
+	}
+	stop(t, m)
+}
+
 func TestMetricsComeAtTheCollectionInterval(t *testing.T) {
 	pid := child(t)
 	r := newRig(t, forPID(pid))

@@ -194,6 +194,9 @@ func (r *recorder) Occurrence(occ *assemble.Occurrence) {
 	if occ.Syscall >= 0 {
 		a.PutStr("ebpfllm.syscall.name", syscalls.Name(occ.Syscall))
 	}
+	if occ.Stretch != 0 {
+		a.PutDouble("ebpfllm.stretch", seconds(occ.Stretch))
+	}
 	if occ.Stage == stage.PageFault {
 		fault := "minor"
 		if occ.Major {

@@ -133,7 +133,7 @@ func TestSpansOfRequests(t *testing.T) {
 		Syscall: -1, Major: true, SharedBy: 3, Others: []assemble.Key{u.Key, unsampled.Key}, Waker: true,
 	})
 	b.Occurrence(&assemble.Occurrence{
-		Key: a.Key, PID: 10, TID: 13, Stage: stage.Syscall, Start: 1200 * ms, End: 1203 * ms, Duration: 3e6, Syscall: 0, SharedBy: 1,
+		Key: a.Key, PID: 10, TID: 13, Stage: stage.Syscall, Start: 1200 * ms, End: 1203 * ms, Duration: 3e6, Stretch: 5e6, Syscall: 0, SharedBy: 1,
 	})
 	b.Occurrence(&assemble.Occurrence{
 		Key: u.Key, Stage: stage.SendBuffer, Start: 2001 * ms, End: 2005 * ms, Duration: 4e6, Syscall: -1, SharedBy: 1,

@@ -160,13 +160,19 @@ static long between(struct account from, struct account to, int waits_only)
 /* The lines of the next answer's head that tell of its delays. */
 static __thread char delays[128];
 
+/* The part of a path that is its fault, where it does more: to map and unmap is not to touch. */
+static __thread struct account began, ended;
+
 static void note_delays(struct account before, int waits_only)
 {
 	static __thread long queued;
 	struct account after = account();
 
+	if (!ended.wall)
+		began = before, ended = after;
 	snprintf(delays, sizeof(delays), "Fault-Nanoseconds: %019ld\r\nQueued-Nanoseconds: %019ld\r\n",
-		 between(before, after, waits_only), after.queued - queued);
+		 between(began, ended, waits_only), after.queued - queued);
+	ended.wall = 0;
 	queued = after.queued;
 }
 

@@ -165,16 +165,20 @@ static void delay(const char *path, long arg)
 		fstat(fd, &st);
 		char *p = mmap(0, st.st_size, PROT_READ, MAP_SHARED, fd, 0);
 		madvise(p, st.st_size, MADV_RANDOM);
+		began = account();
 		for (long i = 0; i < st.st_size; i += 4096)
 			sink += p[i];
+		ended = account();
 		munmap(p, st.st_size);
 		close(fd);
 	} else if (!strcmp(path, "/touch")) {
 		long n = arg << 20;
 		char *p = mmap(0, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		madvise(p, n, MADV_NOHUGEPAGE);
+		began = account();
 		for (long i = 0; i < n; i += 4096)
 			p[i] = 1;
+		ended = account();
 		munmap(p, n);
 	} else if (!strcmp(path, "/spawn")) {
 		for (long i = 0; i < arg; i++) {
@@ -385,6 +389,7 @@ static void send_answer(int fd, long body)
 	char head[256];
 
 	snprintf(head, sizeof(head), "HTTP/1.1 200 OK\r\nContent-Length: %ld\r\n%s\r\n", body, delays);
+	delays[0] = 0; /* of this answer only */
 	char *out = calloc(1, strlen(head) + body);
 	memcpy(out, head, strlen(head));
 	send_all(fd, out, strlen(head) + body);

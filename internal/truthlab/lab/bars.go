@@ -19,6 +19,8 @@ const (
 	barErrorP50     = 0.10
 	barErrorP95     = 0.25
 	barUnattributed = 0.10
+	barOver         = 0.10 // of the added time claimed by stalls beyond it
+	barUnseen       = 0.01 // of the requests without a span that is whole, of either sort
 )
 
 // Cells are the result's figures with their bars. A scenario that is invisible, or
@@ -36,6 +38,7 @@ func (r *Result) Cells() []Cell {
 	}
 	switch r.Class {
 	case ClassControl:
+		atLeast(cellRight, r.Recall(), barThread)
 		atMost(cellBlamed, max(0, share(r.Blamed, r.Affected)-r.PairedBlamed), barControl)
 	case ClassSocket:
 		atLeast(cellRight, r.Recall(), barSocket)
@@ -46,14 +49,18 @@ func (r *Result) Cells() []Cell {
 	}
 	atMost(cellFalse, share(r.FalseBlame, r.Unaffected), barFalseBlame)
 	if r.Class != ClassControl {
-		if !r.Emulated {
-			atMost(cellP50, r.LatencyErrorP50, barErrorP50)
-			atMost(cellP95, r.LatencyErrorP95, barErrorP95)
-		}
+		atMost(cellP50, r.LatencyErrorP50, barErrorP50)
+		atMost(cellP95, r.LatencyErrorP95, barErrorP95)
 		if r.Stage != "wait" && r.Stage != "unattributed" {
 			atMost(cellLeft, r.UnattributedShare, barUnattributed)
 		}
 	}
+	if r.SharedOf > 0 {
+		atLeast(cellShared, share(r.SharedRight, r.SharedOf), barThread)
+	}
+	// an affected request without a span is wrong already
+	atMost(cellUnseen, max(share(r.Unseen, r.Unaffected), share(r.Partial, r.Affected)), barUnseen)
+	atMost(cellOver, r.Over, barOver)
 	atMost(cellLost, float64(r.Lost), 0)
 	return cells
 }
@@ -66,6 +73,9 @@ const (
 	cellP50    = "error p50"
 	cellP95    = "error p95"
 	cellLeft   = "wait+unattributed"
+	cellOver   = "claimed beyond"
+	cellShared = "shared"
+	cellUnseen = "without a whole span"
 	cellLost   = "lost"
 )
 

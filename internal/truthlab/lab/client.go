@@ -43,7 +43,7 @@ func (l *load) run(ctx context.Context) error {
 	start := time.Now()
 	for i := range n {
 		wg.Go(func() {
-			if err := l.connection(ctx, start.Add(interval*time.Duration(i)/time.Duration(n)), interval); err != nil {
+			if err := l.connection(ctx, i, start.Add(interval*time.Duration(i)/time.Duration(n)), interval); err != nil {
 				stop(err)
 			}
 		})
@@ -56,7 +56,7 @@ func (l *load) run(ctx context.Context) error {
 }
 
 // connection sends requests on one kept-alive connection at fixed times.
-func (l *load) connection(ctx context.Context, next time.Time, interval time.Duration) error {
+func (l *load) connection(ctx context.Context, number int, next time.Time, interval time.Duration) error {
 	transport := &http.Transport{
 		MaxIdleConnsPerHost: 1,
 		DisableCompression:  true,
@@ -93,7 +93,7 @@ func (l *load) connection(ctx context.Context, next time.Time, interval time.Dur
 		if err != nil {
 			return err
 		}
-		s.Asked, s.Prepared = asked, prepared
+		s.Asked, s.Prepared, s.conn = asked, prepared, number
 		l.mu.Lock()
 		l.samples = append(l.samples, s)
 		l.mu.Unlock()
@@ -171,6 +171,7 @@ func send(ctx context.Context, transport *http.Transport, addr string, ask *Ask)
 			continue
 		}
 		ns, err := strconv.ParseInt(v, 10, 64)
+		s.Account = s.Account || name == queuedHeader
 		if err != nil || ns < 0 {
 			return nil, fmt.Errorf("answer to %s %s: header %s is %q, not a number of nanoseconds", method, path, name, v)
 		}

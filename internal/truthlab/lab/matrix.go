@@ -28,6 +28,22 @@ func (r *Report) Confusion() map[string]map[string]int {
 	return m
 }
 
+// accepted is the part of Confusion that was right where it was named.
+func (r *Report) accepted() map[string]map[string]int {
+	right := &Report{}
+	for _, s := range r.Scenarios {
+		only := *s
+		only.Named = map[string]int{}
+		for named, n := range s.Named {
+			if accepts(s.Stage, s.Also, named) {
+				only.Named[named] = n
+			}
+		}
+		right.Scenarios = append(right.Scenarios, &only)
+	}
+	return right.Confusion()
+}
+
 // stageOrder sorts stages as the project lists them, others after them by name, and
 // what is no stage last.
 func stageOrder(a, b string) int {
@@ -49,7 +65,7 @@ func stageOrder(a, b string) int {
 // Draw writes the confusion matrix as an SVG picture: a row per injected stage, a
 // column per stage named, each cell with the share of its row.
 func (r *Report) Draw(w io.Writer) error {
-	m := r.Confusion()
+	m, right := r.Confusion(), r.accepted()
 	var rows, cols []string
 	for injected, by := range m {
 		rows = append(rows, injected)
@@ -85,13 +101,17 @@ func (r *Report) Draw(w io.Writer) error {
 		for i, named := range cols {
 			n := m[injected][named]
 			p := 100 * share(n, total)
-			// right ones green, wrong ones red, the more the darker
+			// right ones green, wrong ones red, those that are either yellow; the more the darker
 			fill := "#f4f4f4"
 			if n > 0 {
 				light := 92 - p/2
 				hue := 4
-				if named == injected {
+				switch right[injected][named] {
+				case n:
 					hue = 140
+				case 0:
+				default: // right in some scenarios
+					hue = 60
 				}
 				fill = fmt.Sprintf("hsl(%d,55%%,%.0f%%)", hue, light)
 			}

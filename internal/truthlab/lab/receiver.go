@@ -27,7 +27,6 @@ type Seen struct {
 	Duration   float64
 	Incomplete []string // why the record is not whole
 	Missing    []string // stages that could not be measured
-	SharedBy   int64    // requests in flight on the thread; 0 if not said
 	span       pcommon.SpanID
 	parts      []stretch // its occurrences
 	began      time.Time
@@ -35,9 +34,12 @@ type Seen struct {
 
 // stretch is an occurrence of a stage.
 type stretch struct {
-	stage string
-	began time.Time
-	took  time.Duration
+	stage    string
+	began    time.Time
+	took     time.Duration
+	shared   bool // by its link method
+	sharedBy int64
+	links    int
 }
 
 // observer is the receiver at work, with what it has said so far.
@@ -96,7 +98,14 @@ func (o *observer) consume(td ptrace.Traces) {
 					continue
 				}
 				began := s.StartTimestamp().AsTime()
-				o.parts[s.ParentSpanID()] = append(o.parts[s.ParentSpanID()], stretch{s.Name(), began, s.EndTimestamp().AsTime().Sub(began)})
+				part := stretch{stage: s.Name(), began: began, took: s.EndTimestamp().AsTime().Sub(began), links: s.Links().Len()}
+				if v, ok := s.Attributes().Get("ebpfllm.link.method"); ok {
+					part.shared = v.Str() == "shared"
+				}
+				if v, ok := s.Attributes().Get("ebpfllm.shared_by"); ok {
+					part.sharedBy = v.Int()
+				}
+				o.parts[s.ParentSpanID()] = append(o.parts[s.ParentSpanID()], part)
 			}
 		}
 	}
@@ -125,9 +134,6 @@ func read(s ptrace.Span) *Seen {
 		return all
 	}
 	seen.Incomplete, seen.Missing = list("ebpfllm.incomplete.reasons"), list("ebpfllm.stages.unavailable")
-	if v, ok := s.Attributes().Get("ebpfllm.shared_by"); ok {
-		seen.SharedBy = v.Int()
-	}
 	return seen
 }
 

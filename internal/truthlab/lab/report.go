@@ -75,7 +75,64 @@ func ReadReport(path string) (*Report, error) {
 	if err := json.Unmarshal(b, r); err != nil {
 		return nil, fmt.Errorf("%s is no report of the truth lab: %w", path, err)
 	}
+	if r.Scenarios == nil || r.Time.IsZero() || slices.Contains(r.Scenarios, nil) {
+		return nil, fmt.Errorf("%s is no whole report of the truth lab: it lacks its time or its scenarios; make it anew", path)
+	}
 	return r, nil
+}
+
+// HasOthers tells whether it holds results of other scenarios than these.
+func (r *Report) HasOthers(than []Scenario) bool {
+	return slices.ContainsFunc(r.Scenarios, func(has *Result) bool {
+		return !slices.ContainsFunc(than, func(s Scenario) bool { return s.Name == has.Name })
+	})
+}
+
+// sources are the machines and times of the results, as a phrase.
+func (r *Report) sources() string {
+	type span struct {
+		from, to time.Time
+		n        int
+	}
+	of := map[string]*span{}
+	var order []string
+	for _, s := range r.Scenarios {
+		if s.Machine == "" {
+			continue
+		}
+		if of[s.Machine] == nil {
+			of[s.Machine] = &span{from: s.Time, to: s.Time}
+			order = append(order, s.Machine)
+		}
+		m := of[s.Machine]
+		m.n++
+		if s.Time.Before(m.from) {
+			m.from = s.Time
+		}
+		if s.Time.After(m.to) {
+			m.to = s.Time
+		}
+	}
+	if len(order) == 0 {
+		return fmt.Sprintf("%s, on %s", r.Time.Format(timeFormat), r.Machine)
+	}
+	var parts []string
+	for _, machine := range order {
+		m := of[machine]
+		text := fmt.Sprintf("%s to %s, on %s", m.from.Format(timeFormat), m.to.Format(timeFormat), machine)
+		if len(order) > 1 {
+			text += fmt.Sprintf(" (%d scenarios)", m.n)
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, "; ")
+}
+
+const timeFormat = "2006-01-02 15:04 MST"
+
+// inCell is text as it may stand in a cell of a Markdown table.
+func inCell(text string) string {
+	return strings.NewReplacer("|", "\\|", "\n", " ", "\r", " ").Replace(text)
 }
 
 // ByStage is how well a stage is told over all scenarios but the invisible ones.
@@ -110,7 +167,7 @@ func (r *Report) byStage() (all []ByStage) {
 		for named, n := range s.Named {
 			b := of(named)
 			b.Named += n
-			if accepts(s.Stage, s.Also, s.Control, named) {
+			if accepts(s.Stage, s.Also, named) {
 				b.NamedOK += n
 			}
 		}
@@ -132,32 +189,44 @@ func (r *Report) Save(path string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, append(b, '\n'), 0o644)
+	return WriteWhole(path, append(b, '\n'))
+}
+
+// WriteWhole writes a file so that whoever reads it finds the old or the new one, whole.
+func WriteWhole(path string, content []byte) error {
+	part := path + ".part"
+	if err := os.WriteFile(part, content, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(part, path)
 }
 
 // columns of the table, by what a cell is called, with its head.
 var columns = []struct{ what, head string }{
 	{cellRight, "right"},
+	{cellBlamed, "blamed"},
 	{cellFalse, "false blame"},
+	{cellUnseen, "no span"},
+	{cellShared, "shared"},
 	{cellP50, "err p50"},
 	{cellP95, "err p95"},
 	{cellLeft, "wait+unattr."},
+	{cellOver, "over"},
 	{cellLost, "lost"},
 }
 
 // cell is the text of a result in a column.
 func (r *Result) cell(what string) string {
 	cells := r.Cells()
-	i := slices.IndexFunc(cells, func(c Cell) bool {
-		return c.What == what || what == cellRight && c.What == cellBlamed
-	})
+	i := slices.IndexFunc(cells, func(c Cell) bool { return c.What == what })
 	var text string
 	switch what {
 	case cellRight:
 		text = fmt.Sprintf("%d/%d", r.Right, r.Affected)
-		if r.Control {
-			text = fmt.Sprintf("%d/%d blamed", r.Blamed, r.Affected)
-		}
+	case cellBlamed:
+		text = fmt.Sprintf("%d/%d", r.Blamed, r.Affected)
+	case cellUnseen:
+		text = strconv.Itoa(r.Unseen + r.Partial)
 	case cellFalse:
 		text = fmt.Sprintf("%d/%d", r.FalseBlame, r.Unaffected)
 	case cellP50:
@@ -166,11 +235,15 @@ func (r *Result) cell(what string) string {
 		text = percent(r.LatencyErrorP95)
 	case cellLeft:
 		text = percent(r.UnattributedShare)
+	case cellShared:
+		text = fmt.Sprintf("%d/%d", r.SharedRight, r.SharedOf)
+	case cellOver:
+		text = percent(r.Over)
 	case cellLost:
 		text = strconv.FormatInt(r.Lost, 10)
 	}
 	switch {
-	case r.Skipped != "" || r.Affected == 0:
+	case r.Skipped != "" || r.Affected == 0 || what == cellBlamed && !r.Control || what == cellShared && r.SharedOf == 0:
 		return "–"
 	case i < 0 && r.Control && (what == cellP50 || what == cellP95 || what == cellLeft):
 		return "–"
@@ -220,7 +293,7 @@ func (r *Result) note() string {
 func (r *Result) wrong() string {
 	var parts []string
 	for _, named := range sortedByCount(r.Named) {
-		if named != r.Stage && (!r.Control || isStall(named) || named == noSpan) {
+		if named != r.Stage {
 			parts = append(parts, fmt.Sprintf("%d named %s", r.Named[named], named))
 		}
 	}
@@ -257,7 +330,7 @@ func (r *Report) Write(w io.Writer) error {
 		for _, c := range columns {
 			fmt.Fprint(t, "\t", s.cell(c.what))
 		}
-		fmt.Fprintf(t, "\t%s\n", s.note())
+		fmt.Fprintf(t, "\t%s\n", strings.ReplaceAll(s.note(), "\n", " "))
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -316,8 +389,8 @@ func (r *Report) Document(page string) (string, error) {
 		return "", fmt.Errorf("the page has no place for the table: it needs the lines %q and %q", tableBegin, tableEnd)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s%s\n\n%s, on %s; %s.\n\n%s. Lost records: %d.\n\n", before, tableBegin,
-		r.Time.Format("2006-01-02 15:04 MST"), r.Machine, r.Size, r.Summary(), r.Lost)
+	fmt.Fprintf(&b, "%s%s\n\n%s; %s.\n\n%s. Lost records: %d.\n\n", before, tableBegin,
+		r.sources(), r.Size, r.Summary(), r.Lost)
 	b.WriteString("| scenario | what is done | stage | added |")
 	for _, c := range columns {
 		b.WriteString(" " + c.head + " |")
@@ -328,7 +401,7 @@ func (r *Report) Document(page string) (string, error) {
 		if s.Report != "" {
 			what += " (" + s.Report + ")"
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %.1f ms |", s.Name, what, s.Stage, 1e3*s.Added)
+		fmt.Fprintf(&b, "| %s | %s | %s | %.1f ms |", inCell(s.Name), inCell(what), inCell(s.Stage), 1e3*s.Added)
 		for _, c := range columns {
 			text := s.cell(c.what)
 			if strings.Contains(text, "MISSED") {
@@ -336,7 +409,7 @@ func (r *Report) Document(page string) (string, error) {
 			}
 			b.WriteString(" " + text + " |")
 		}
-		b.WriteString(" " + strings.ReplaceAll(s.note(), "|", "\\|") + " |\n")
+		b.WriteString(" " + inCell(s.note()) + " |\n")
 	}
 	b.WriteString("\nOver all scenarios, but those that are declared invisible:\n\n| stage | injected | recall | named | precision |\n|---|---|---|---|---|\n")
 	for _, s := range r.byStage() {

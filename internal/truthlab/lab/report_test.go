@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -67,6 +68,48 @@ func TestTheReportHasTheFieldsThatOthersRead(t *testing.T) {
 	assert.Equal(t, true, raw.Scenarios[3]["control"])
 }
 
+func TestADamagedReportIsRefused(t *testing.T) {
+	for content, want := range map[string]string{
+		"{}": "no whole report", "null": "no whole report", `{"scenarios":[null],"time":"2026-01-02T03:04:05Z"}`: "no whole report",
+		`{"scenarios":[]}`: "no whole report", "nonsense": "no report",
+	} {
+		path := filepath.Join(t.TempDir(), "truth.json")
+		require.NoError(t, WriteWhole(path, []byte(content)))
+		_, err := ReadReport(path)
+		assert.ErrorContains(t, err, want, content)
+	}
+}
+
+func TestThePageSaysWhereAndWhenEachPartWasMeasured(t *testing.T) {
+	r := handmade()
+	at := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
+	for i, s := range r.Scenarios {
+		s.Machine, s.Time = "here", at.Add(time.Duration(i)*time.Hour)
+	}
+	assert.Equal(t, "2026-01-02 03:04 UTC to 2026-01-02 07:04 UTC, on here", r.sources())
+	r.Scenarios[4].Machine = "there"
+	assert.Equal(t, "2026-01-02 03:04 UTC to 2026-01-02 06:04 UTC, on here (4 scenarios); 2026-01-02 07:04 UTC to 2026-01-02 07:04 UTC, on there (1 scenarios)", r.sources())
+}
+
+func TestNoTextBreaksTheTable(t *testing.T) {
+	r := handmade()
+	r.Scenarios[0].Name, r.Scenarios[0].Error = "a\nb|c", "one\ntwo"
+	filled, err := r.Document(tableBegin + "\n" + tableEnd)
+	require.NoError(t, err)
+	assert.Contains(t, filled, "| a b\\|c |")
+	assert.Contains(t, filled, "ERROR: one two")
+}
+
+func TestWhatOthersLeftInTheReportIsNotDropped(t *testing.T) {
+	r := handmade()
+	assert.True(t, r.HasOthers([]Scenario{{Name: "host/lock/threads"}}))
+	var all []Scenario
+	for _, s := range r.Scenarios {
+		all = append(all, Scenario{Name: s.Name})
+	}
+	assert.False(t, r.HasOthers(all))
+}
+
 func TestAScenarioThatIsRunAgainReplacesItsResult(t *testing.T) {
 	r := handmade()
 	again := *r.Scenarios[1]
@@ -91,7 +134,7 @@ func TestTheTableSaysWhichBarIsMissedAndByHowMuch(t *testing.T) {
 	assert.Contains(t, lines[3], "invisible: no system call")
 	assert.Contains(t, lines[3], "(0/100)")
 	assert.NotContains(t, lines[3], "MISSED")
-	assert.Contains(t, lines[4], "0/100 blamed")
+	assert.Contains(t, strings.Join(strings.Fields(lines[4]), " "), "100/100 0/100", "right, and blamed")
 	assert.Contains(t, lines[5], "skipped: needs tc")
 	assert.Contains(t, b.String(), "5 scenarios: 2 hold every bar, 1 miss one, 0 could not be run to their end, 1 declared invisible, 1 skipped")
 
@@ -172,4 +215,19 @@ func TestStagesAreSortedAsTheProjectListsThem(t *testing.T) {
 	assert.Negative(t, stageOrder("unattributed", "brand_new"))
 	assert.Negative(t, stageOrder("brand_new", noSpan))
 	assert.Zero(t, stageOrder("lock", "lock"))
+}
+
+func TestWhatIsAcceptedIsPaintedAsRight(t *testing.T) {
+	r := &Report{Scenarios: []*Result{
+		{Stage: "page_fault", Also: []string{"reclaim"}, Named: map[string]int{"page_fault": 3, "reclaim": 2, "cpu": 1}},
+		{Stage: "page_fault", Named: map[string]int{"reclaim": 4}},
+	}}
+	assert.Equal(t, map[string]map[string]int{"page_fault": {"page_fault": 3, "reclaim": 2}}, r.accepted(), "right in one scenario, wrong in the other")
+	var b bytes.Buffer
+	require.NoError(t, r.Draw(&b))
+	for named, hue := range map[string]string{"page_fault": "hsl(140,", "reclaim": "hsl(60,", "cpu": "hsl(4,"} {
+		cell, _, found := strings.Cut(b.String(), "page_fault named "+named+":")
+		require.True(t, found)
+		assert.True(t, strings.HasPrefix(cell[strings.LastIndex(cell, "fill=")+len(`fill="`):], hue), named)
+	}
 }

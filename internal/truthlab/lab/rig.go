@@ -38,7 +38,7 @@ type Rig struct {
 
 func newRig(cpu int, others []int, length time.Duration, logf func(string, ...any)) (*Rig, error) {
 	// A temporary directory may be a tmpfs; the working directory hardly is.
-	dir, err := os.MkdirTemp(".", "truthlab-*.tmp")
+	dir, err := os.MkdirTemp(".", leftDirectories)
 	if err != nil {
 		return nil, err
 	}
@@ -98,16 +98,38 @@ func (r *Rig) Ask(ctx context.Context, path string) error {
 		return err
 	}
 	if res.StatusCode != http.StatusOK {
-		return fmt.Errorf("GET %s: %s", path, res.Status)
+		return answered{fmt.Sprintf("GET %s: %s", path, res.Status)}
 	}
 	return nil
 }
 
-// WaitUntilUp returns when the server answers GET /, or has ended.
-func (r *Rig) WaitUntilUp(ctx context.Context, p *process.Process) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, errors.New("30 s passed"))
+// WaitUntilUp returns when the server answers GET /, be it with an error, or has ended.
+func (r *Rig) WaitUntilUp(ctx context.Context, p *process.Process, patience time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%v passed", patience))
 	defer cancel()
-	return p.WaitFor(ctx, "ready", func() bool { return r.Ask(ctx, "/") == nil })
+	var refused answered
+	return p.WaitFor(ctx, "ready", func() bool {
+		err := r.Ask(ctx, "/")
+		return err == nil || errors.As(err, &refused)
+	})
+}
+
+// Patience is how long a server of the lab's own may take until it is up.
+const Patience = 30 * time.Second
+
+// answered is an answer that is none of success.
+type answered struct{ what string }
+
+func (a answered) Error() string { return a.what }
+
+// withOutput adds the end of what the programs of the scenario have said to an error.
+func (r *Rig) withOutput(err error) error {
+	for _, p := range r.started {
+		if tail := p.Tail(); tail != "" {
+			err = fmt.Errorf("%w; the end of %s:\n%s", err, filepath.Base(p.Log), tail)
+		}
+	}
+	return err
 }
 
 // close ends what the scenario started and undoes what it did.

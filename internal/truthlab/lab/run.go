@@ -7,12 +7,14 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 
 	"github.com/ebpfllm/ebpfllm/internal/process"
 	"github.com/ebpfllm/ebpfllm/internal/stage"
@@ -26,7 +28,7 @@ type Size struct {
 
 // Sizes of a whole run, and of the one that tests and CI can afford.
 var (
-	Full  = Size{Affected: 100, Unaffected: 500, Timeout: 60 * time.Second}
+	Full  = Size{Affected: 100, Unaffected: 500, Timeout: 90 * time.Second}
 	Quick = Size{Affected: 20, Unaffected: 100, Timeout: 20 * time.Second}
 )
 
@@ -36,21 +38,113 @@ type Lab struct {
 	log    io.Writer
 	cpu    int
 	others []int
+	lock   *os.File
+	calm   func() error // gives this session its nice value back
+	before priority
 }
 
-// New confines this process to all CPUs but one, which is for the servers.
-func New(size Size, log io.Writer) (*Lab, error) {
+// lockFile is held by the one lab that runs on this machine: two would share the
+// server's CPU, and their figures would be worth nothing.
+const lockFile = "/run/ebpfllm-truthlab.lock"
+
+// New waits until no other lab runs, removes what one that was killed has left behind,
+// and confines this process to all CPUs but one, which is for the servers. Close undoes it.
+func New(ctx context.Context, size Size, log io.Writer) (_ *Lab, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("must run as root, as the receiver loads eBPF programs and the faults act on other processes: run it with sudo")
 	}
-	cpu, others, err := process.SplitCPUs()
-	if err != nil {
+	l := &Lab{size: size, log: log}
+	if l.cpu, l.others, err = process.SplitCPUs(); err != nil {
 		return nil, err
 	}
-	if err := process.Favour(os.Getpid(), others...); err != nil {
+	if l.lock, err = os.OpenFile(lockFile, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return nil, err
 	}
-	return &Lab{size: size, log: log, cpu: cpu, others: others}, nil
+	if err := l.alone(ctx); err != nil {
+		return nil, errors.Join(err, l.lock.Close())
+	}
+	if err := clearLeftovers(); err != nil {
+		return nil, errors.Join(err, l.lock.Close())
+	}
+	if l.before, err = ownPriority(); err != nil {
+		return nil, errors.Join(err, l.lock.Close())
+	}
+	if l.calm, err = process.KeepSession(os.Getpid()); err != nil {
+		return nil, errors.Join(err, l.lock.Close())
+	}
+	if err := process.Favour(os.Getpid(), l.others...); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// alone waits until no other lab runs.
+func (l *Lab) alone(ctx context.Context) error {
+	for said := false; ; said = true {
+		err := unix.Flock(int(l.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		if !said {
+			fmt.Fprintf(l.log, "another truth lab runs on this machine, and holds %s: waiting for its end\n", lockFile)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// Close gives this process and its session back what they had, and lets another lab run.
+func (l *Lab) Close() error { return errors.Join(l.before.restore(), l.calm(), l.lock.Close()) }
+
+// priority is where and before whom a thread runs.
+type priority struct {
+	cpus unix.CPUSet
+	attr *unix.SchedAttr
+}
+
+func ownPriority() (p priority, err error) {
+	if err := unix.SchedGetaffinity(0, &p.cpus); err != nil {
+		return p, err
+	}
+	p.attr, err = unix.SchedGetAttr(0, 0)
+	return p, err
+}
+
+// restore gives it to every thread of this process.
+func (p priority) restore() error {
+	return process.EachThread(os.Getpid(), func(tid int) error {
+		return errors.Join(unix.SchedSetaffinity(tid, &p.cpus), unix.SchedSetAttr(tid, p.attr, 0))
+	})
+}
+
+// Leftovers of a lab have these names: directories of the working directory, and cgroups.
+const (
+	leftDirectories = "truthlab-*.tmp"
+	leftGroups      = "ebpfllm-truthlab-*"
+)
+
+// clearLeftovers removes what a lab that was killed could not. The caller holds the lock.
+func clearLeftovers() error {
+	var errs []error
+	left, err := filepath.Glob(leftDirectories)
+	errs = append(errs, err)
+	for _, path := range left {
+		errs = append(errs, os.RemoveAll(path))
+	}
+	for _, parent := range []string{"", "*"} {
+		left, err := filepath.Glob(filepath.Join("/sys/fs/cgroup", parent, leftGroups))
+		errs = append(errs, err)
+		for _, path := range left {
+			errs = append(errs, os.Remove(path)) // its processes ended with the lab
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("clear what an earlier truth lab has left behind: %w", err)
+	}
+	return nil
 }
 
 // Run runs one scenario. What kept it from being run is in the result.
@@ -73,6 +167,7 @@ func (l *Lab) Run(ctx context.Context, s Scenario) *Result {
 		result.Error = err.Error()
 	}
 	result.Seconds = time.Since(began).Seconds()
+	result.Time, result.Machine = time.Now().UTC().Truncate(time.Second), machine()
 	return result
 }
 
@@ -83,7 +178,12 @@ func (l *Lab) run(ctx context.Context, s *Scenario) (result *Result, err error) 
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, rig.close()) }()
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			err = rig.withOutput(err)
+		}
+		err = errors.Join(err, rig.close())
+	}()
 	if err := s.Server.Start(ctx, rig); err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.Server.Name, err)
 	}
@@ -132,7 +232,9 @@ func (l *Lab) run(ctx context.Context, s *Scenario) (result *Result, err error) 
 	}
 	result = score(s, faulty, paired, o.of)
 	result.Lost = lost
-	if n := len(faulty.affected); n < l.size.Affected {
+	if s.Shared && len(faulty.sharing) < l.size.Affected {
+		err = fmt.Errorf("only %d requests waited with an affected one, and %d are needed", len(faulty.sharing), l.size.Affected)
+	} else if n := len(faulty.affected); n < l.size.Affected {
 		err = fmt.Errorf("only %d requests were affected within %v, and %d are needed: the fault hardly takes effect, or the load is too small", n, l.size.Timeout, l.size.Affected)
 	} else if n := len(faulty.unaffected); n < l.size.Unaffected {
 		err = fmt.Errorf("only %d requests were unaffected within %v, and %d are needed", n, l.size.Timeout, l.size.Unaffected)
@@ -168,6 +270,14 @@ type outcome struct {
 	affected, unaffected []*Sample
 	beside               []*Sample // touched by a fault, but not enough to count
 	disturbed            []*Sample // affected, and delayed by the host at least half as long besides
+	sharing              []sharing // of those beside
+}
+
+// sharing is a request that waited with an affected one for at least MinAffected, on the
+// thread that had read both.
+type sharing struct {
+	with   *Sample
+	waited time.Duration
 }
 
 func (o *outcome) all() []*Sample {
@@ -194,6 +304,10 @@ func (o *outcome) setAside(s *Scenario) {
 // window is a time in which a fault from outside was in effect.
 type window struct{ begin, end time.Time }
 
+// pairedPart: the run without the fault has so many times less requests. It is there for the
+// share of them that the host stalls.
+const pairedPart = 2
+
 // load puts the server under load until there are enough requests of each sort.
 func (l *Lab) load(ctx context.Context, s *Scenario, rig *Rig, faulty bool) (*outcome, error) {
 	w := &load{rig: rig, scenario: s, faulty: faulty}
@@ -206,7 +320,7 @@ func (l *Lab) load(ctx context.Context, s *Scenario, rig *Rig, faulty bool) (*ou
 	if faulty && s.Inject != nil {
 		go func() {
 			defer close(done)
-			injection = inject(loading, s, rig, func(w window) { mu.Lock(); windows = append(windows, w); mu.Unlock() })
+			injection = inject(ctx, loading, s, rig, func(w window) { mu.Lock(); windows = append(windows, w); mu.Unlock() })
 			if injection != nil {
 				stop()
 			}
@@ -227,7 +341,11 @@ func (l *Lab) load(ctx context.Context, s *Scenario, rig *Rig, faulty bool) (*ou
 			o := classify(w.taken(), windows, s)
 			mu.Unlock()
 			// some more: a fault that is in effect just now is not known yet
-			if len(o.unaffected) >= l.size.Unaffected*21/20 && (!faulty || len(o.affected) >= l.size.Affected) {
+			need := l.size.Unaffected * 21 / 20
+			if !faulty {
+				need /= pairedPart
+			}
+			if len(o.unaffected) >= need && (!faulty || len(o.affected) >= l.size.Affected) {
 				stop()
 				return
 			}
@@ -250,20 +368,23 @@ func (l *Lab) load(ctx context.Context, s *Scenario, rig *Rig, faulty bool) (*ou
 // that it built are worked off.
 const settling = 20 * time.Millisecond
 
+// pauseAfter is the least time between two faults from outside of a length.
+func pauseAfter(length time.Duration) time.Duration { return 4*length + settling }
+
 // inject calls the scenario's fault again and again, at times that have nothing to
 // do with those of the requests.
-func inject(ctx context.Context, s *Scenario, rig *Rig, record func(window)) error {
+func inject(ctx, loading context.Context, s *Scenario, rig *Rig, record func(window)) error {
 	random := rand.New(rand.NewPCG(1, 2))
-	pause := 4*s.Length + settling
+	pause := pauseAfter(s.Length)
 	for {
 		select {
-		case <-ctx.Done():
+		case <-loading.Done():
 			return nil
 		case <-time.After(pause + time.Duration(random.Int64N(int64(pause/2)))):
 		}
 		w := window{begin: time.Now()}
 		// not cancelled with the load: a fault that has begun is undone
-		if err := s.Inject(context.WithoutCancel(ctx), rig, s.Length); err != nil {
+		if err := s.Inject(ctx, rig, s.Length); err != nil {
 			return err
 		}
 		w.end = time.Now()
@@ -309,7 +430,25 @@ func classify(samples []*Sample, windows []window, s *Scenario) *outcome {
 		}
 	}
 	o.setAside(s)
+	if s.Shared {
+		for _, x := range o.beside {
+			if with, ok := shares(x, o.affected); ok {
+				o.sharing = append(o.sharing, with)
+			}
+		}
+	}
 	return o
+}
+
+// shares tells with which affected request another waited.
+func shares(x *Sample, affected []*Sample) (sharing, bool) {
+	const read = 5 * time.Millisecond // by which a thread that is idle has read what was sent to it
+	for _, a := range affected {
+		if waited := minTime(x.End, a.End).Sub(a.Start); !x.Start.Add(read).After(a.Start) && waited >= MinAffected {
+			return sharing{x, waited}, true
+		}
+	}
+	return sharing{}, false
 }
 
 // besideAsked tells whether a request was in flight together with an affected one,

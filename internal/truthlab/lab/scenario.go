@@ -53,16 +53,16 @@ type Scenario struct {
 
 	Stage   string   // stage that explains the delay, by its exported name
 	Also    []string // stages that are as right as Stage
-	Control bool     // the kernel is innocent: "cpu" and "wait" are right, a stall is blame
+	Control bool     // the kernel is innocent, and a stall is blame; Stage is "cpu", "wait" or Nothing
 
 	// Invisible, if not "", tells why no kernel evidence can decide this case. It
 	// is run and shown, and held to no bar.
 	Invisible string
-	// Emulated: the delay comes from an emulated part (a user-space link), so
-	// stage names and counts are held to their bars, and errors of latency are
-	// shown only.
-	Emulated bool
-	Quick    bool // belongs to the short list that --quick and the tests run
+	// Shared: the stall of an affected request is that of the thread which serves all.
+	// Those that the thread had read before, and that waited with it for MinAffected,
+	// must have the same stall, as one that is shared.
+	Shared bool
+	Quick  bool // belongs to the short list that --quick and the tests run
 
 	Normal   Ask // what unaffected requests ask for
 	Affected Ask // what affected ones ask for; the zero Ask means Normal
@@ -133,8 +133,8 @@ func (a *Ask) isZero() bool {
 // that is late sends as soon as it can.
 type Load struct {
 	Connections int     // kept-alive connections that ask by turns; 4 if 0
-	Rate        float64 // requests per second of all together; 100 if 0
-	Every       int     // every so many requests ask for Affected; 8 if 0, 12 on a Serial server
+	Rate        float64 // requests per second of all together; 200 if 0
+	Every       int     // every so many requests ask for Affected; 16 if 0, 20 on a Serial server
 	// Dial connects; nil is Rig.Dial.
 	Dial func(context.Context, *Rig) (net.Conn, error)
 }
@@ -148,6 +148,8 @@ type Sample struct {
 	Start, End time.Time      // before connecting or the first byte sent; after the last byte read
 	Fault      time.Duration  // the header Fault-Nanoseconds; 0 without it
 	Queued     time.Duration  // the header Queued-Nanoseconds; 0 without it
+	Account    bool           // there was such a header
+	conn       int            // the connection of the load that it was on
 	where      string         // where it lies to the faults, for whoever looks into it
 }
 
@@ -192,10 +194,10 @@ func (s *Scenario) Class() Class {
 }
 
 // right tells whether a stage that was named is right.
-func (s *Scenario) right(named string) bool { return accepts(s.Stage, s.Also, s.Control, named) }
+func (s *Scenario) right(named string) bool { return accepts(s.Stage, s.Also, named) }
 
-func accepts(stage string, also []string, control bool, named string) bool {
-	return named == stage || slices.Contains(also, named) || control && (named == "cpu" || named == "wait")
+func accepts(stage string, also []string, named string) bool {
+	return named == stage || slices.Contains(also, named)
 }
 
 // withDefaults fills in what was left open.
@@ -210,15 +212,41 @@ func (s Scenario) withDefaults() Scenario {
 		s.Load.Connections = 4
 	}
 	if s.Load.Rate == 0 {
-		s.Load.Rate = 100
+		s.Load.Rate = 200
 	}
 	if s.Load.Every == 0 {
-		s.Load.Every = 8
+		s.Load.Every = 16
 		if s.Server.Serial {
-			s.Load.Every = 12
+			s.Load.Every = 20
 		}
 	}
 	return s
+}
+
+// Estimate is about how long the scenario takes, where the server keeps up with the load.
+func (s Scenario) Estimate(size Size) time.Duration {
+	const around = 3.5 // seconds: start, warm up, wait for the last spans, end
+	s = s.withDefaults()
+	length, after := s.Length.Seconds(), settling.Seconds()
+	var cycle, affected, touched float64 // seconds from fault to fault, requests that it affects, the share of the time that is neither side's
+	if s.Inject == nil {
+		cycle, affected = float64(s.Load.Every)/s.Load.Rate, 1
+		switch {
+		case s.Load.Connections == 1: // nobody is in flight beside it
+			touched = after / cycle
+		case s.Server.Serial:
+			touched = (length + after) / cycle
+		}
+	} else {
+		cycle = length + 1.25*pauseAfter(s.Length).Seconds()
+		affected = min(float64(s.Load.Connections), s.Load.Rate*(length-MinAffected.Seconds()))
+		touched = (length + after) / cycle
+	}
+	undisturbed := float64(size.Unaffected) * 1.05 / s.Load.Rate
+	paired := undisturbed / pairedPart
+	faulty := max(float64(size.Affected)/affected*cycle, undisturbed/max(0.1, 1-touched-1/float64(s.Load.Every)))
+	limit := size.Timeout.Seconds()
+	return duration(around + min(limit, paired) + min(limit, faulty))
 }
 
 // Validate tells what is wrong with the scenario as data.
@@ -231,14 +259,19 @@ func (s *Scenario) Validate() error {
 	if byRequest == (s.Inject != nil) {
 		errs = append(errs, errors.New("needs either Affected or Inject"))
 	}
+	if s.Shared && (!byRequest || !s.Server.Serial) {
+		errs = append(errs, errors.New("has Shared without Affected on a Serial server: nothing is shared"))
+	}
 	if s.Before != nil && !byRequest {
 		errs = append(errs, errors.New("has Before without Affected: it is never called"))
 	}
 	if s.Length != 0 && s.Length < MinAffected {
 		errs = append(errs, fmt.Errorf("has a Length of %v, shorter than %v", s.Length, MinAffected))
 	}
-	if s.Control && s.Stage != "cpu" && s.Stage != "wait" {
-		errs = append(errs, fmt.Errorf("a control is cpu or wait, not %s", s.Stage))
+	for _, right := range append([]string{s.Stage}, s.Also...) {
+		if s.Control && isStall(right) {
+			errs = append(errs, fmt.Errorf("a control is cpu, wait or %s, not %s", Nothing, right))
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("scenario %q: %w", s.Name, err)

@@ -24,7 +24,6 @@ type Result struct {
 	What      string   `json:"what"`
 	Report    string   `json:"report,omitempty"`
 	Invisible string   `json:"invisible,omitempty"`
-	Emulated  bool     `json:"emulated,omitempty"`
 	Skipped   string   `json:"skipped,omitempty"` // why it could not be run here
 	Error     string   `json:"error,omitempty"`   // why its figures are not whole
 
@@ -40,13 +39,18 @@ type Result struct {
 	// UnattributedShare is the part of the added time that the receiver leaves in
 	// wait and unattributed, the median over the affected requests.
 	UnattributedShare float64 `json:"unattributed_share"`
+	// Over is what all stalls together claim beyond the added time, over that (of a
+	// control: all that they claim), the median; 0 within a millisecond.
+	Over float64 `json:"over_attributed"`
 
 	Blamed       int            `json:"blamed"`        // affected requests of a control whose top stage is a stall
 	PairedBlamed float64        `json:"paired_blamed"` // the share of the run without the fault whose top stage is a stall
 	Named        map[string]int `json:"named"`         // affected requests by the stage named; "none" without one, "missing" without a span
 	Added        float64        `json:"added_p50"`
 	Attributed   float64        `json:"attributed_p50"`
-	HostStalls   int            `json:"host_stalls"` // unaffected requests with a stall that the client's clock confirms
+	SharedRight  int            `json:"shared_right,omitempty"` // requests beside an affected one that have its stall as a shared one
+	SharedOf     int            `json:"shared,omitempty"`       // of so many
+	HostStalls   int            `json:"host_stalls"`            // unaffected requests with a stall that is the host's own, see hostOwn
 	FalseNamed   map[string]int `json:"false_named,omitempty"`
 	Beside       int            `json:"beside"`             // requests that the fault touched too little to count
 	Disturbed    int            `json:"disturbed"`          // affected requests that the host delayed at least half as long besides, set aside
@@ -54,17 +58,24 @@ type Result struct {
 	Examples     []string       `json:"examples,omitempty"` // a few requests of which the wrong thing was said
 	Missing      int            `json:"missing"`            // requests that the receiver did not speak of
 	Incomplete   int            `json:"incomplete"`         // requests whose record is said not to be whole
+	Unseen       int            `json:"unseen"`             // unaffected requests without a span, or with one that is not whole
+	Partial      int            `json:"partial"`            // affected requests with a span that is not whole
 	Lost         int64          `json:"lost_records"`
 	Seconds      float64        `json:"seconds"`
+	Time         time.Time      `json:"time"` // when it was had
+	Machine      string         `json:"machine"`
 }
 
 // describe is a result with nothing but the scenario in it.
 func describe(s *Scenario) *Result {
 	return &Result{
 		Name: s.Name, Server: s.Server.Name, Stage: s.Stage, Also: s.Also, Control: s.Control, Class: s.Class(), What: s.What,
-		Report: s.Report, Invisible: s.Invisible, Emulated: s.Emulated, Named: map[string]int{},
+		Report: s.Report, Invisible: s.Invisible, Named: map[string]int{},
 	}
 }
+
+// Nothing is the stage of a delay of which the server's host knows nothing.
+const Nothing = noStage
 
 // noStage and noSpan stand for a stage where none was named.
 const (
@@ -203,8 +214,13 @@ func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Resu
 		}
 	}
 	usual := baselineOf(faulty.unaffected, seen)
+	for _, x := range faulty.unaffected {
+		if about := seen(x); about == nil || len(about.Incomplete) > 0 {
+			r.Unseen++
+		}
+	}
 
-	var errs, left, added, attributed []float64
+	var errs, left, added, attributed, over, waited []float64
 	for _, x := range faulty.affected {
 		truth := addedTo(s, x, &usual).Seconds()
 		about := seen(x)
@@ -219,8 +235,17 @@ func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Resu
 			if truth > 0 {
 				rest := excess[key{"wait", false}] + excess[key{"unattributed", false}]
 				left = append(left, max(0, rest)/truth)
+				whole := truth
+				if s.Added != nil { // it may leave out what the fault is not to be blamed for
+					whole = max(whole, (x.Latency() - usual.latency).Seconds())
+				}
+				over = append(over, beyondTruth(excess, whole, x.Queued.Seconds(), s.Control))
+			}
+			if len(about.Incomplete) > 0 {
+				r.Partial++
 			}
 		}
+		waited = append(waited, (x.Latency() - usual.latency).Seconds())
 		r.Named[named]++
 		off := relative(claimed, truth)
 		if s.right(named) {
@@ -238,9 +263,55 @@ func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Resu
 	r.LatencyErrorP50, r.LatencyErrorP95 = quantile(errs, 0.5), quantile(errs, 0.95)
 	r.UnattributedShare = quantile(left, 0.5)
 	r.Added, r.Attributed = quantile(added, 0.5), quantile(attributed, 0.5)
+	r.Over = quantile(over, 0.5)
+	r.happened(max(r.Added, quantile(waited, 0.5)))
 
-	r.blame(s, faulty.unaffected, paired.unaffected, seen)
+	r.blame(s, faulty, paired, seen)
+	r.SharedOf = len(faulty.sharing)
+	for _, x := range faulty.sharing {
+		if about := seen(x.with); about != nil && about.shares(s.Stage, x.waited) {
+			r.SharedRight++
+		} else {
+			r.example(fmt.Sprintf("for %.1f ms beside an affected one", 1e3*x.waited.Seconds()), x.with, &usual, about)
+		}
+	}
 	return r
+}
+
+// shares tells whether a shared stall is said of a request, with whom it is shared, that
+// lasted as long as it waited with another, within the error of a latency.
+func (s *Seen) shares(stage string, waited time.Duration) bool {
+	return slices.ContainsFunc(s.parts, func(p stretch) bool {
+		return p.stage == stage && p.shared && p.sharedBy >= 2 && p.links >= 1 &&
+			relative(p.took.Seconds(), waited.Seconds()) <= barErrorP95
+	})
+}
+
+// happened says so if the fault did not: if it cost, at the median and by the server's
+// account or the client's clock, less than what is a fault, in seconds.
+func (r *Result) happened(cost float64) {
+	if r.Affected > 0 && cost < MinAffected.Seconds() {
+		r.Error = fmt.Sprintf("the fault did not happen: it cost %.1f ms at the median, and a fault is at least %v; make it larger", 1e3*cost, MinAffected)
+	}
+}
+
+// beyondTruth is what the stalls among the excesses claim together beyond what there
+// was, over that. In a control there was nothing to claim. Nothing of queued is beyond
+// it, the time for which the host kept the server from a CPU by the server's account.
+func beyondTruth(excess map[key]float64, truth, queued float64, control bool) float64 {
+	claimed := -queued
+	for k, v := range excess {
+		if !k.socket && isStall(k.stage) {
+			claimed += max(0, v)
+		}
+	}
+	if !control {
+		claimed -= truth
+	}
+	if claimed <= floor {
+		return 0
+	}
+	return claimed / truth
 }
 
 // addedTo is how much longer a request took because of the fault.
@@ -264,14 +335,14 @@ func relative(claimed, truth float64) float64 {
 }
 
 // blame counts what is said of requests that the fault did not touch. A stall of
-// such a request is a false blame if the client did not wait for it, or if it is the
-// very stage that was injected into others at that time; what else the client's clock
-// confirms is the host's own. What happens in the run without the fault as well is not counted.
-func (r *Result) blame(s *Scenario, unaffected, paired []*Sample, seen func(*Sample) *Seen) {
-	count := func(samples []*Sample, remember bool) (wrong, host, stalls int, by map[string]int) {
-		usual := baselineOf(samples, seen)
+// such a request is a false blame unless it is the host's own. What happens in the run
+// without the fault as well is not counted.
+func (r *Result) blame(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) {
+	count := func(o *outcome, remember bool) (wrong, host, stalls int, by map[string]int) {
+		usual := baselineOf(o.unaffected, seen)
 		by = map[string]int{}
-		for _, x := range samples {
+		var all []*Sample // made when it is needed
+		for _, x := range o.unaffected {
 			about := seen(x)
 			if about == nil {
 				continue
@@ -282,9 +353,11 @@ func (r *Result) blame(s *Scenario, unaffected, paired []*Sample, seen func(*Sam
 				continue
 			}
 			stalls++
+			if all == nil {
+				all = o.all()
+			}
 			claimed := max(excess[key{named, false}], excess[key{named, true}])
-			confirmed := (x.Latency() - usual.latency).Seconds() >= claimed/2
-			if confirmed && (s.Control || s.Inject != nil || named != s.Stage) {
+			if hostOwn(s, x, named, claimed, &usual, all) {
 				host++
 				continue
 			}
@@ -296,16 +369,67 @@ func (r *Result) blame(s *Scenario, unaffected, paired []*Sample, seen func(*Sam
 		}
 		return wrong, host, stalls, by
 	}
-	wrong, host, _, by := count(unaffected, true)
+	wrong, host, _, by := count(faulty, true)
 	pairedWrong, _, pairedStalls, _ := count(paired, false)
 	r.HostStalls = host
-	if len(paired) > 0 {
-		r.PairedBlamed = float64(pairedStalls) / float64(len(paired))
-		wrong -= int(math.Ceil(float64(pairedWrong) / float64(len(paired)) * float64(len(unaffected))))
+	if n := len(paired.unaffected); n > 0 {
+		r.PairedBlamed = share(pairedStalls, n)
+		wrong -= pairedWrong * len(faulty.unaffected) / n
 	}
 	if r.FalseBlame = max(0, wrong); r.FalseBlame > 0 {
 		r.FalseNamed = by
 	}
+}
+
+// hostStages are what a shared host does to a request of a server that is left alone.
+var hostStages = []stage.Stage{
+	stage.RunQueue, stage.PageFault, stage.Reclaim, stage.Compaction, stage.PageCache, stage.BlockIO,
+}
+
+// hostOwn tells whether a stall that is claimed of an unaffected request, in seconds, is
+// the host's own: it is one that the host can cause and none that the scenario injects
+// into others, and it is confirmed. A wait for a CPU is confirmed by the scheduler's
+// statistics, where the server tells them; another stall, by the client's clock. Where
+// several requests share a thread, one that the host keeps from a CPU leaves the
+// others' connections and bytes lying.
+func hostOwn(s *Scenario, x *Sample, named string, claimed float64, usual *baseline, all []*Sample) bool {
+	if s.right(named) {
+		return false
+	}
+	known, _ := stage.Parse(named)
+	lying := (s.Server.Serial || s.Server.Go) && (known == stage.AcceptQueue || known == stage.ReceiveQueue)
+	if !lying && !slices.Contains(hostStages, known) {
+		return false
+	}
+	confirmed := (x.Latency() - usual.latency).Seconds()
+	// an accepting thread's wait is not in the account of the one that answers
+	if x.Account && known == stage.RunQueue && !s.Normal.NewConn {
+		confirmed = queued(s, x, all).Seconds()
+	}
+	return claimed <= confirmed*(1+barErrorP95)+floor
+}
+
+// queued is how long the thread that served a request was kept from a CPU meanwhile. It
+// says so before it sends an answer: what it waits for after that is told with its next.
+// A thread that serves all requests tells it with the first of the answers that it delayed.
+func queued(s *Scenario, x *Sample, all []*Sample) time.Duration {
+	sum := x.Queued
+	var next *Sample
+	for _, other := range all {
+		switch {
+		case other == x || !s.Server.Serial && other.conn != x.conn:
+		case !other.Start.Before(x.End):
+			if next == nil || other.Start.Before(next.Start) {
+				next = other
+			}
+		case other.End.After(x.Start):
+			sum += other.Queued
+		}
+	}
+	if next != nil {
+		sum += next.Queued
+	}
+	return sum
 }
 
 // example keeps what was said of a request where that is wrong, or far off.

@@ -24,20 +24,20 @@ func field() []lab.Scenario {
 	threads := serial(servers.Engine(servers.Threads, servers.Unix))
 	engine := serial(servers.Engine(servers.Loop, servers.SharedMemory))
 	uvicorn := servers.Uvicorn()
-	one := lab.Load{Connections: 1}
-	slow := lab.Load{Connections: 1, Rate: 20, Every: 6}
+	one := lab.Load{Connections: 1, Rate: 100, Every: 10}
+	slow := lab.Load{Connections: 1, Rate: 30, Every: 9}
 	all := []lab.Scenario{
 		{
 			Name: "cpu_limit_many_threads", Report: "kserve/kserve#1031", Server: threads, Stage: "throttled",
 			What:     "four threads of a request use up the CPU limit, 10 ms per 100 ms, and the request waits for the next periods",
-			Affected: get("/team4?6"), Load: lab.Load{Connections: 1, Rate: 12, Every: 6},
+			Affected: get("/team4?6"), Load: lab.Load{Connections: 1, Rate: 40, Every: 8},
 			Setup: quota(10 * time.Millisecond),
 			Added: beyond(4 * 6 * time.Millisecond),
 		},
 		{
 			Name: "cpu_limit", Report: "huggingface/text-embeddings-inference#170", Server: threads, Stage: "throttled",
 			What:     "a request of 40 ms of computing, under a CPU limit of 15 ms per 100 ms",
-			Affected: get("/team1?40"), Load: lab.Load{Connections: 1, Rate: 12, Every: 6},
+			Affected: get("/team1?40"), Load: lab.Load{Connections: 1, Rate: 40, Every: 8},
 			Setup: quota(15 * time.Millisecond),
 			Added: beyond(40 * time.Millisecond),
 		},
@@ -90,7 +90,7 @@ func field() []lab.Scenario {
 		{
 			Name: "model_beyond_memory", Report: "ggml-org/llama.cpp#14154", Server: threads, Stage: "page_fault", Also: []string{"reclaim"},
 			What:     "a mapped model is read from beginning to end, and the memory limit makes it evict itself",
-			Affected: get("/scan?64"), Load: lab.Load{Connections: 1, Rate: 40},
+			Affected: get("/scan?64"), Load: lab.Load{Connections: 1, Rate: 40, Every: 8},
 			Setup: both(evictRead, limitMemory(48<<20)),
 		},
 		{
@@ -113,7 +113,7 @@ func field() []lab.Scenario {
 		{
 			Name: "detokenizer", Report: "sgl-project/sglang#23393", Server: servers.AsyncioEngine(), Stage: "cpu", Control: true,
 			What:   "the one process behind the API computes long for a token",
-			Normal: get("/engine/none"), Affected: get("/engine/tokenise?40"),
+			Normal: get("/engine/none"), Affected: get("/engine/tokenise?40"), Load: pythonEngineLoad,
 		},
 	}
 	for i := range all {

@@ -45,7 +45,7 @@ func startC(flags ...string) func(context.Context, *lab.Rig) error {
 			return err
 		}
 		r.Addr, r.PIDs = fmt.Sprintf("127.0.0.1:%d", port), []int{p.PID()}
-		return r.WaitUntilUp(ctx, p)
+		return r.WaitUntilUp(ctx, p, lab.Patience)
 	}
 }
 
@@ -102,21 +102,24 @@ func host() []lab.Scenario {
 			Load:   lab.Load{Connections: 2, Rate: 80},
 			Length: 90 * time.Millisecond,
 			Setup:  limitCPU,
-			Inject: func(_ context.Context, r *lab.Rig, d time.Duration) error {
-				if err := os.WriteFile(r.Paths[cpuQuota], []byte(r.Paths[cpuLimited]), 0o644); err != nil {
-					return err
-				}
-				time.Sleep(d)
-				return os.WriteFile(r.Paths[cpuQuota], []byte(r.Paths[cpuFree]), 0o644)
-			},
+			Inject: throttle,
+		})
+		add(lab.Scenario{
+			Name: "throttled_new_connection", Stage: "throttled",
+			What:   "the same, and each request comes on a connection of its own: the thread that would accept it may not run",
+			Normal: lab.Ask{Path: "/cpu?2", NewConn: true},
+			Load:   lab.Load{Connections: 2, Rate: 80},
+			Length: 90 * time.Millisecond,
+			Setup:  limitCPU,
+			Inject: throttle,
 		})
 		add(lab.Scenario{
 			Name: "page_cache", Stage: "page_cache", Quick: quick,
 			What:     "a buffered read of a file that was evicted from the page cache",
 			Normal:   path("/read?2"),
 			Affected: path("/read?1"),
-			Load:     lab.Load{Rate: 30},
-			Setup:    files(map[int]int{1: 48 << 20, 2: 48 << 20}),
+			Load:     lab.Load{Connections: 2, Rate: 25, Every: 8},
+			Setup:    files(map[int]int{1: 72 << 20, 2: 72 << 20}),
 			Before:   evictFile(1),
 		})
 		add(lab.Scenario{
@@ -131,35 +134,35 @@ func host() []lab.Scenario {
 			Name: "page_fault_minor", Stage: "page_fault",
 			What:     "memory is touched for the first time",
 			Affected: path("/touch?96"),
-			Load:     lab.Load{Every: 12},
+			Load:     lab.Load{Every: 24},
 		})
 		add(lab.Scenario{
 			Name: "reclaim", Stage: "reclaim",
 			What:     "memory is touched while a file that is still to be written out fills the memory limit of the server's cgroup",
-			Normal:   path("/touch?48"),
-			Affected: path("/touch?48"),
+			Normal:   path("/touch?68"),
+			Affected: path("/touch?68"),
 			Load:     lab.Load{Connections: 1, Rate: 20, Every: 5}, // another connection would reclaim what this one is to
-			Setup:    limitMemory(64 << 20),
-			Before:   func(ctx context.Context, r *lab.Rig) error { return r.Ask(ctx, "/soil?51200") },
+			Setup:    limitMemory(76 << 20),
+			Before:   func(ctx context.Context, r *lab.Rig) error { return r.Ask(ctx, "/soil?67584") },
 		})
 		add(lab.Scenario{
 			Name: "compaction", Stage: "compaction",
 			What:     "the thread compacts memory, through /proc/sys/vm/compact_memory",
-			Affected: path("/compact?3"),
-			Load:     lab.Load{Every: 12},
+			Affected: path("/compact?6"),
+			Load:     lab.Load{Every: 24},
 		})
 		add(lab.Scenario{
 			Name: "block_io_direct", Stage: "block_io",
 			What:     "a read past the page cache",
 			Affected: path("/direct?1"),
-			Load:     lab.Load{Every: 12},
+			Load:     lab.Load{Every: 24},
 			Setup:    files(map[int]int{1: 48 << 20}),
 		})
 		add(lab.Scenario{
 			Name: "block_io_fsync", Stage: "block_io",
 			What:     "an fsync after a write",
 			Affected: path("/sync?49152"),
-			Load:     lab.Load{Rate: 50},
+			Load:     lab.Load{Rate: 50, Every: 9},
 		})
 		add(lab.Scenario{
 			Name: "block_io_limit", Stage: "block_io",
@@ -186,27 +189,37 @@ func host() []lab.Scenario {
 		})
 		add(lab.Scenario{
 			Name: "stopped", Stage: "stopped",
-			What: "SIGSTOP, and SIGCONT later",
-			Inject: func(_ context.Context, r *lab.Rig, d time.Duration) error {
-				if err := unix.Kill(r.PIDs[0], unix.SIGSTOP); err != nil {
-					return err
-				}
-				time.Sleep(d)
-				return unix.Kill(r.PIDs[0], unix.SIGCONT)
-			},
+			What:   "SIGSTOP, and SIGCONT later",
+			Inject: stopServer,
 		})
+		add(lab.Scenario{
+			Name: "stopped_new_connection", Stage: "stopped",
+			What:   "the same, and each request comes on a connection of its own: the thread that would accept it is stopped",
+			Normal: lab.Ask{NewConn: true},
+			Inject: stopServer,
+		})
+		if server.Serial {
+			add(lab.Scenario{
+				Name: "shared_lock", Stage: "lock", Shared: true,
+				What:     "the event loop waits for a mutex for one request, and those that wait for a timer wait with it",
+				Normal:   path("/timer?60"),
+				Affected: path("/lock?40"),
+				Load:     lab.Load{Rate: 50, Every: 12},
+				Added:    ownAccount,
+			})
+		}
 
 		add(lab.Scenario{
 			Name: "control_cpu", Stage: "cpu", Control: true, Quick: quick,
 			What:     "the handler computes",
 			Affected: path("/cpu?40"),
-			Load:     lab.Load{Every: 12},
+			Load:     lab.Load{Every: 24},
 		})
 		add(lab.Scenario{
 			Name: "control_gc", Stage: "cpu", Control: true,
 			What:     "a garbage collector in user code stops the world",
 			Affected: path("/collect?40"),
-			Load:     lab.Load{Every: 12},
+			Load:     lab.Load{Every: 24},
 		})
 		add(lab.Scenario{
 			Name: "control_batch", Stage: "wait", Control: true, Quick: quick,
@@ -214,10 +227,10 @@ func host() []lab.Scenario {
 			Affected: path("/batch?50"),
 		})
 		add(lab.Scenario{
-			Name: "control_engine", Stage: "wait", Control: true,
+			Name: "control_engine", Stage: "cpu", Control: true,
 			What:     "the engine simply takes longer: another thread computes, the request waits for it",
 			Affected: path("/engine?40"),
-			Load:     lab.Load{Every: 12},
+			Load:     lab.Load{Every: 24},
 		})
 		add(lab.Scenario{
 			Name: "control_sleep", Stage: "wait", Control: true,
@@ -226,6 +239,19 @@ func host() []lab.Scenario {
 		})
 	}
 	return all
+}
+
+// ownAccount is what the server says of the fault: the other requests take their time in
+// another way.
+func ownAccount(s *lab.Sample, _ time.Duration) time.Duration { return s.Fault }
+
+// throttle lowers the limit that limitCPU has prepared for a while.
+func throttle(_ context.Context, r *lab.Rig, d time.Duration) error {
+	if err := os.WriteFile(r.Paths[cpuQuota], []byte(r.Paths[cpuLimited]), 0o644); err != nil {
+		return err
+	}
+	time.Sleep(d)
+	return os.WriteFile(r.Paths[cpuQuota], []byte(r.Paths[cpuFree]), 0o644)
 }
 
 // both does one after the other.

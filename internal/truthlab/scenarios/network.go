@@ -39,10 +39,7 @@ func network() []lab.Scenario {
 	return all
 }
 
-// Where nothing happens on the server's host, nothing is to be named and no time
-// is to be found.
-var nothing = []string{"none"}
-
+// Where nothing happens on the server's host, no time is to be found.
 func noTime(*lab.Sample, time.Duration) time.Duration { return 0 }
 
 func slowReader(far *servers.Far) lab.Scenario {
@@ -161,7 +158,7 @@ func bloatedStream(far *servers.Far) lab.Scenario {
 func bloatedAnswer(far *servers.Far) lab.Scenario {
 	setup, inject := bloat(far)
 	return lab.Scenario{
-		Name: "bufferbloat/short-answer", Stage: "wait", Also: nothing, Control: true, Server: far.Threads(servers.None), Length: 60 * time.Millisecond,
+		Name: "bufferbloat/short-answer", Stage: lab.Nothing, Control: true, Server: far.Threads(servers.None), Length: 60 * time.Millisecond,
 		What:      "the same with an answer that is sent at once: it queues on the way",
 		Invisible: "the answer has left the server's host when it is delayed, and nothing of it happens there",
 		Setup:     setup, Inject: inject, Added: noTime,
@@ -217,7 +214,7 @@ func freshUpstreamConnection(far *servers.Far) lab.Scenario {
 	return lab.Scenario{
 		Name: "upstream/new-tls-connection", Stage: "wait", Control: true, Server: far.Gateway(servers.Near), Report: "RunanywhereAI/wally#80",
 		What:   "a gateway makes a new TLS connection to its upstream for a request, and a round trip takes 20 ms",
-		Normal: lab.Ask{Path: "/kept"}, Affected: lab.Ask{Path: "/fresh"},
+		Normal: lab.Ask{Path: "/kept"}, Affected: lab.Ask{Path: "/fresh"}, Load: lab.Load{Rate: 100, Every: 10},
 		Setup: delay(far, 10*time.Millisecond),
 	}
 }
@@ -226,7 +223,7 @@ func exhaustedPool(far *servers.Far) lab.Scenario {
 	return lab.Scenario{
 		Name: "upstream/pool-exhausted", Stage: "wait", Control: true, Server: far.Gateway(servers.Stranger), Report: "BerriAI/litellm#14895", Length: 60 * time.Millisecond,
 		What:   "both connections of the gateway's pool are in use for 60 ms: requests queue for them in the application",
-		Normal: lab.Ask{Path: "/pool?ms=0"},
+		Normal: lab.Ask{Path: "/pool?ms=0"}, Load: lab.Load{Rate: 100},
 		Inject: func(ctx context.Context, rig *lab.Rig, d time.Duration) error {
 			path := fmt.Sprintf("/pool?ms=%d", d.Milliseconds())
 			var wg sync.WaitGroup
@@ -244,14 +241,14 @@ func slowNames(far *servers.Far) lab.Scenario {
 	return lab.Scenario{
 		Name: "upstream/name-server", Stage: "wait", Control: true, Server: far.Gateway(servers.Stranger), Report: "open-webui/open-webui#27440", Length: 60 * time.Millisecond,
 		What:   "both threads that resolve names wait for a slow name server for 60 ms: requests queue for them in the application",
-		Normal: lab.Ask{Path: "/resolve"},
+		Normal: lab.Ask{Path: "/resolve"}, Load: lab.Load{Rate: 100},
 		Inject: func(ctx context.Context, rig *lab.Rig, _ time.Duration) error { return rig.Ask(ctx, "/resolve?n=2") },
 	}
 }
 
 func newConnection(far *servers.Far) lab.Scenario {
 	return lab.Scenario{
-		Name: "new-connection", Stage: "wait", Also: nothing, Control: true, Server: far.Threads(servers.None),
+		Name: "new-connection", Stage: lab.Nothing, Control: true, Server: far.Threads(servers.None),
 		What:   "the client connects anew for a request, and a round trip takes 40 ms: the handshake is over before the request is there",
 		Normal: lab.Ask{Path: "/"}, Affected: lab.Ask{Path: "/", NewConn: true},
 		Setup: delay(far, 20*time.Millisecond), Added: noTime,
@@ -261,7 +258,7 @@ func newConnection(far *servers.Far) lab.Scenario {
 func lateReader(far *servers.Far) lab.Scenario {
 	const length = 60 * time.Millisecond
 	return lab.Scenario{
-		Name: "late-client", Stage: "wait", Also: nothing, Control: true, Server: far.Threads(servers.None), Report: "llm-d/llm-d-benchmark#261", Length: length,
+		Name: "late-client", Stage: lab.Nothing, Control: true, Server: far.Threads(servers.None), Report: "llm-d/llm-d-benchmark#261", Length: length,
 		What:   "the client looks at an answer 60 ms after it has come, and counts that as the server's",
 		Normal: lab.Ask{Path: "/"},
 		Affected: lab.Ask{Path: "/", Read: func(ctx context.Context, body io.Reader) error {
@@ -278,7 +275,7 @@ func lateReader(far *servers.Far) lab.Scenario {
 func lostRequest(far *servers.Far) lab.Scenario {
 	const marker = "lost-request"
 	return lab.Scenario{
-		Name: "lost-request", Stage: "wait", Also: nothing, Control: true, Server: far.Threads(servers.None), Length: 200 * time.Millisecond,
+		Name: "lost-request", Stage: lab.Nothing, Control: true, Server: far.Threads(servers.None), Length: 200 * time.Millisecond,
 		What:      "the request is lost on the way, and the client's kernel sends it again after 200 ms",
 		Invisible: "the request is at the server's host only when the delay is over, and nothing of it happens there",
 		Normal:    lab.Ask{Path: "/"}, Affected: lab.Ask{Path: "/?" + marker},

@@ -43,7 +43,7 @@ func serverShapes() []lab.Scenario {
 		llamaFaults(),
 		[]lab.Scenario{
 			{
-				Name: "servers/gc/go-1", Server: servers.Go(1), Stage: "wait", Control: true, Affected: get("/gc?40"),
+				Name: "servers/gc/go-1", Server: servers.Go(1), Stage: "wait", Also: []string{"cpu"}, Control: true, Affected: get("/gc?40"),
 				What: "the runtime collects garbage, on the one thread that runs Go code",
 			},
 			{
@@ -66,6 +66,26 @@ func serverShapes() []lab.Scenario {
 				Invisible: "a contended mutex is a futex of 2, and nothing else tells the two apart",
 			},
 			{
+				Name: "servers/shared_lock/asyncio", Server: asyncio, Stage: "lock", Shared: true, Normal: get("/sleep?60"), Affected: get("/lock?40"),
+				What: "the event loop waits for a file lock for one request, and those that wait for a timer wait with it",
+				Load: lab.Load{Rate: 50, Every: 12}, Added: ownAccount,
+			},
+			{
+				Name: "servers/shared_syscall/node", Server: node, Stage: "syscall", Shared: true, Normal: get("/sleep?60"), Affected: get("/pipe?40"),
+				What: "the event loop writes to a full pipe for one request, and those that wait for a timer wait with it",
+				Load: lab.Load{Rate: 50, Every: 12}, Added: ownAccount,
+			},
+			{
+				Name: "servers/throttled_holder/asyncio", Server: asyncio, Stage: "throttled",
+				What:   "a thread of the pool computes and holds the interpreter's lock, and the CPU limit of 5 ms per 100 ms stops it: the event loop waits for the lock",
+				Length: 200 * time.Millisecond, Setup: limitCPU,
+				Inject: func(ctx context.Context, rig *lab.Rig, d time.Duration) error {
+					done := make(chan error, 1)
+					go func() { done <- rig.Ask(ctx, fmt.Sprintf("/thread/cpu?%d", d.Milliseconds())) }()
+					return errors.Join(throttle(ctx, rig, d), <-done)
+				},
+			},
+			{
 				Name: "servers/blocking_sleep/uvicorn", Server: uvicorn, Stage: "receive_queue",
 				What:   "another request's handler sleeps without giving way to the loop, and bytes lie unread",
 				Inject: ask("/block?40"),
@@ -77,16 +97,16 @@ func serverShapes() []lab.Scenario {
 			{
 				Name: "servers/pool_page_cache/asyncio", Server: asyncio, Stage: "page_cache", Normal: get("/thread/read?48"), Affected: get("/thread/read?48"),
 				What: "a thread of the pool reads a file that is not in memory, and the loop waits for the thread",
-				Load: lab.Load{Connections: 1}, Before: evictRead,
+				Load: lab.Load{Connections: 1, Rate: 100, Every: 10}, Before: evictRead,
 			},
 		},
 	)
 	for _, api := range []string{servers.Loop, servers.Threads} {
 		for _, transport := range []string{servers.Unix, servers.SharedMemory} {
-			all = append(all, engineFaults(servers.Engine(api, transport))...)
+			all = append(all, engineFaults(servers.Engine(api, transport), lab.Load{})...)
 		}
 	}
-	all = append(all, slices.DeleteFunc(engineFaults(servers.AsyncioEngine()),
+	all = append(all, slices.DeleteFunc(engineFaults(servers.AsyncioEngine(), pythonEngineLoad),
 		func(s lab.Scenario) bool { return strings.Contains(s.Name, "run_queue") })...) // it has no thread to do that
 	for i := range all {
 		if all[i].Inject != nil {
@@ -145,12 +165,12 @@ func mainFaults(server lab.Server, p paths) []lab.Scenario {
 		{
 			Name: "page_cache", Stage: "page_cache", Normal: get(p.reads), Affected: get(p.reads), Before: evictRead,
 			What: "the handler reads a file that is not in memory",
-			Load: lab.Load{Connections: 1},
+			Load: lab.Load{Connections: 1, Rate: 100, Every: 10},
 		},
 		{
 			Name: "page_fault", Stage: "page_fault", Normal: get(p.maps), Affected: get(p.maps), Before: evictWeights,
 			What: "the handler touches a mapping that was evicted",
-			Load: lab.Load{Connections: 1},
+			Load: lab.Load{Connections: 1, Rate: 100, Every: 10},
 		},
 		{
 			Name: "page_fault_minor", Stage: "page_fault", Affected: get(p.touches),
@@ -175,7 +195,7 @@ func mainFaults(server lab.Server, p paths) []lab.Scenario {
 		{
 			Name: "send_buffer", Stage: "send_buffer", Normal: get("/big?512"), Affected: slowly("/big?512"),
 			What: "the client reads slowly", Added: longer,
-			Load: lab.Load{Connections: 2, Rate: 60, Dial: smallBuffer},
+			Load: lab.Load{Connections: 2, Rate: 60, Every: 8, Dial: smallBuffer},
 		},
 	}
 	has := map[string]string{
@@ -205,9 +225,12 @@ func on(server lab.Server, all []lab.Scenario) []lab.Scenario {
 	return all
 }
 
+// pythonEngineLoad is what two Python processes on one CPU can do, and have time to spare.
+var pythonEngineLoad = lab.Load{Rate: 100, Every: 12}
+
 // engineFaults are those that the engine process suffers: what it does has to be
 // found in the request that the API process serves.
-func engineFaults(server lab.Server) []lab.Scenario {
+func engineFaults(server lab.Server, load lab.Load) []lab.Scenario {
 	all := []lab.Scenario{
 		{
 			Name: "engine_cpu", Stage: "cpu", Control: true, Affected: get("/engine/cpu?40"),
@@ -224,7 +247,7 @@ func engineFaults(server lab.Server) []lab.Scenario {
 		{
 			Name: "engine_page_fault", Stage: "page_fault", Normal: get("/engine/map?600"), Affected: get("/engine/map?600"), Before: evictWeights,
 			What: "the engine's weights were evicted",
-			Load: lab.Load{Connections: 1},
+			Load: lab.Load{Connections: 1, Rate: 100, Every: 10},
 		},
 		{
 			Name: "engine_run_queue", Stage: "run_queue", Affected: get("/engine/steal?40"),
@@ -233,7 +256,7 @@ func engineFaults(server lab.Server) []lab.Scenario {
 	}
 	for i := range all {
 		if all[i].Normal.Path == "" {
-			all[i].Normal = get("/engine/none")
+			all[i].Normal, all[i].Load = get("/engine/none"), load
 		}
 	}
 	// the engine takes requests in turn: those beside an affected one wait with it
@@ -253,7 +276,7 @@ func nodeFaults(server lab.Server) []lab.Scenario {
 				return err
 			},
 			Before: func(_ context.Context, rig *lab.Rig) error { return hold(rig.Length) },
-			Load:   lab.Load{Connections: 1},
+			Load:   lab.Load{Connections: 1, Rate: 100, Every: 10},
 		},
 		{
 			Name: "page_fault", Stage: "page_fault", Normal: get("/code?1"), Affected: get("/code?1"),
@@ -261,13 +284,13 @@ func nodeFaults(server lab.Server) []lab.Scenario {
 			Before: func(_ context.Context, rig *lab.Rig) error {
 				return disturb.EvictMapping(rig.PIDs[0], rig.Paths["code"])
 			},
-			Load:  lab.Load{Connections: 1},
+			Load:  lab.Load{Connections: 1, Rate: 100, Every: 10},
 			Added: longer,
 		},
 		{
 			Name: "pool_page_cache", Stage: "page_cache", Normal: get("/async/read?48"), Affected: get("/async/read?48"), Before: evictRead,
 			What: "libuv's pool reads a file that is not in memory, and the loop waits for it",
-			Load: lab.Load{Connections: 1},
+			Load: lab.Load{Connections: 1, Rate: 100, Every: 10},
 		},
 	})
 }
@@ -280,7 +303,7 @@ func llamaFaults() []lab.Scenario {
 			What: "a longer prompt",
 		},
 		{
-			Name: "queue", Stage: "wait", Control: true, Affected: chat(1, 1), Before: takeTurn(chat(24, 1)),
+			Name: "queue", Stage: "cpu", Also: []string{"wait"}, Control: true, Affected: chat(1, 1), Before: takeTurn(chat(24, 1)),
 			What: "another request has the engine's turn",
 		},
 		{
@@ -298,7 +321,8 @@ func llamaFaults() []lab.Scenario {
 	}
 	for i := range scenarios {
 		scenarios[i].Normal = chat(1, 1)
-		scenarios[i].Load = lab.Load{Connections: 1, Rate: 25}
+		scenarios[i].Load = lab.Load{Connections: 1, Rate: 25, Every: 8}
+		scenarios[i].Length = 60 * time.Millisecond
 	}
 	return on(servers.LlamaCPP(1), scenarios)
 }

@@ -103,7 +103,7 @@ func (f *Far) Threads(at Upstream) lab.Server {
 			}
 		}
 		rig.PIDs = append([]int{p.PID()}, upstream...)
-		return rig.WaitUntilUp(ctx, p)
+		return rig.WaitUntilUp(ctx, p, lab.Patience)
 	}}
 }
 
@@ -153,7 +153,7 @@ func (f *Far) Gateway(at Upstream) lab.Server {
 			return err
 		}
 		rig.PIDs = []int{p.PID()}
-		return rig.WaitUntilUp(ctx, p)
+		return rig.WaitUntilUp(ctx, p, lab.Patience)
 	}}
 }
 

@@ -97,7 +97,7 @@ func Uvicorn() lab.Server {
 			return err
 		}
 		rig.Addr, rig.PIDs = fmt.Sprintf("127.0.0.1:%d", number), []int{p.PID()}
-		return rig.WaitUntilUp(ctx, p)
+		return rig.WaitUntilUp(ctx, p, lab.Patience)
 	}}
 }
 

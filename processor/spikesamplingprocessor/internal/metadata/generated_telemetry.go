@@ -3,10 +3,12 @@
 package metadata
 
 import (
+	"context"
 	"errors"
 	"sync"
 
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/embedded"
 	"go.opentelemetry.io/otel/trace"
 
 	"go.opentelemetry.io/collector/component"
@@ -23,28 +25,33 @@ func Tracer(settings component.TelemetrySettings) trace.Tracer {
 // TelemetryBuilder provides an interface for components to report telemetry
 // as defined in metadata and user config.
 type TelemetryBuilder struct {
-	meter                                     metric.Meter
-	mu                                        sync.Mutex
-	registrations                             []metric.Registration
-	ProcessorSpikeSamplingApproximateSteps    metric.Int64Counter
-	ProcessorSpikeSamplingAttributesTruncated metric.Int64Counter
-	ProcessorSpikeSamplingBaselineSeries      metric.Int64Gauge
-	ProcessorSpikeSamplingBufferLimit         metric.Int64Gauge
-	ProcessorSpikeSamplingBufferUsage         metric.Int64Gauge
-	ProcessorSpikeSamplingClustersOpen        metric.Int64Gauge
-	ProcessorSpikeSamplingConditionErrors     metric.Int64Counter
-	ProcessorSpikeSamplingDecisionAge         metric.Float64Histogram
-	ProcessorSpikeSamplingDownstreamErrors    metric.Int64Counter
-	ProcessorSpikeSamplingSpansDropped        metric.Int64Counter
-	ProcessorSpikeSamplingSpansLate           metric.Int64Counter
-	ProcessorSpikeSamplingStepDuration        metric.Float64Histogram
-	ProcessorSpikeSamplingStorageErrors       metric.Int64Counter
-	ProcessorSpikeSamplingTracesBuffered      metric.Int64Gauge
-	ProcessorSpikeSamplingTracesDecided       metric.Int64Counter
-	ProcessorSpikeSamplingTracesDecidedEarly  metric.Int64Counter
-	ProcessorSpikeSamplingTracesLimited       metric.Int64Counter
-	ProcessorSpikeSamplingTracesLostAtRestart metric.Int64Counter
-	ProcessorSpikeSamplingTracesUnweighted    metric.Int64Counter
+	meter                                          metric.Meter
+	mu                                             sync.Mutex
+	registrations                                  []metric.Registration
+	ProcessorSpikeSamplingApproximateSteps         metric.Int64Counter
+	ProcessorSpikeSamplingAttributesTruncated      metric.Int64Counter
+	ProcessorSpikeSamplingBaselineSeries           metric.Int64Gauge
+	ProcessorSpikeSamplingBufferLimit              metric.Int64Gauge
+	ProcessorSpikeSamplingBufferUsage              metric.Int64Gauge
+	ProcessorSpikeSamplingClustersOpen             metric.Int64Gauge
+	ProcessorSpikeSamplingConditionErrors          metric.Int64Counter
+	ProcessorSpikeSamplingDecisionAge              metric.Float64Histogram
+	ProcessorSpikeSamplingDownstreamErrors         metric.Int64Counter
+	ProcessorSpikeSamplingNeighbourDistance        metric.Float64Histogram
+	ProcessorSpikeSamplingServiceJitterRatio       metric.Float64ObservableGauge
+	ProcessorSpikeSamplingServiceRequestsUntracked metric.Int64Counter
+	ProcessorSpikeSamplingServiceTailEffect        metric.Float64ObservableGauge
+	ProcessorSpikeSamplingServiceTailZ             metric.Float64ObservableGauge
+	ProcessorSpikeSamplingSpansDropped             metric.Int64Counter
+	ProcessorSpikeSamplingSpansLate                metric.Int64Counter
+	ProcessorSpikeSamplingStepDuration             metric.Float64Histogram
+	ProcessorSpikeSamplingStorageErrors            metric.Int64Counter
+	ProcessorSpikeSamplingTracesBuffered           metric.Int64Gauge
+	ProcessorSpikeSamplingTracesDecided            metric.Int64Counter
+	ProcessorSpikeSamplingTracesDecidedEarly       metric.Int64Counter
+	ProcessorSpikeSamplingTracesLimited            metric.Int64Counter
+	ProcessorSpikeSamplingTracesLostAtRestart      metric.Int64Counter
+	ProcessorSpikeSamplingTracesUnweighted         metric.Int64Counter
 }
 
 // TelemetryBuilderOption applies changes to default builder.
@@ -56,6 +63,61 @@ type telemetryBuilderOptionFunc func(mb *TelemetryBuilder)
 
 func (tbof telemetryBuilderOptionFunc) apply(mb *TelemetryBuilder) {
 	tbof(mb)
+}
+
+// RegisterProcessorSpikeSamplingServiceJitterRatioCallback sets callback for observable ProcessorSpikeSamplingServiceJitterRatio metric.
+func (builder *TelemetryBuilder) RegisterProcessorSpikeSamplingServiceJitterRatioCallback(cb metric.Float64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerFloat64{inst: builder.ProcessorSpikeSamplingServiceJitterRatio, obs: o})
+		return nil
+	}, builder.ProcessorSpikeSamplingServiceJitterRatio)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
+}
+
+// RegisterProcessorSpikeSamplingServiceTailEffectCallback sets callback for observable ProcessorSpikeSamplingServiceTailEffect metric.
+func (builder *TelemetryBuilder) RegisterProcessorSpikeSamplingServiceTailEffectCallback(cb metric.Float64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerFloat64{inst: builder.ProcessorSpikeSamplingServiceTailEffect, obs: o})
+		return nil
+	}, builder.ProcessorSpikeSamplingServiceTailEffect)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
+}
+
+// RegisterProcessorSpikeSamplingServiceTailZCallback sets callback for observable ProcessorSpikeSamplingServiceTailZ metric.
+func (builder *TelemetryBuilder) RegisterProcessorSpikeSamplingServiceTailZCallback(cb metric.Float64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerFloat64{inst: builder.ProcessorSpikeSamplingServiceTailZ, obs: o})
+		return nil
+	}, builder.ProcessorSpikeSamplingServiceTailZ)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
+}
+
+type observerFloat64 struct {
+	embedded.Float64Observer
+	inst metric.Float64Observable
+	obs  metric.Observer
+}
+
+func (oi *observerFloat64) Observe(value float64, opts ...metric.ObserveOption) {
+	oi.obs.ObserveFloat64(oi.inst, value, opts...)
 }
 
 // Shutdown unregister all registered callbacks for async instruments.
@@ -129,6 +191,37 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_processor_spike_sampling_downstream_errors",
 		metric.WithDescription("Errors from the next component. [Development]"),
 		metric.WithUnit("{errors}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ProcessorSpikeSamplingNeighbourDistance, err = builder.meter.Float64Histogram(
+		"otelcol_processor_spike_sampling_neighbour_distance",
+		metric.WithDescription("Distance of spikes, a sample of them once in each clustering window, to their min_samples-th nearest one, themselves included; in units of the axes' scales, as eps. Shows what eps would do; 100 where it is more or there are not that many. [Development]"),
+		metric.WithUnit("1"),
+		metric.WithExplicitBucketBoundaries([]float64{0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 50}...),
+	)
+	errs = errors.Join(errs, err)
+	builder.ProcessorSpikeSamplingServiceJitterRatio, err = builder.meter.Float64ObservableGauge(
+		"otelcol_processor_spike_sampling_service_jitter_ratio",
+		metric.WithDescription("Standard deviation over mean of the baseline's quantile (P99) of the request durations in the last six windows of a sixth of baseline::window each. Absent while fewer than three have values enough. [Development]"),
+		metric.WithUnit("1"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ProcessorSpikeSamplingServiceRequestsUntracked, err = builder.meter.Int64Counter(
+		"otelcol_processor_spike_sampling_service_requests_untracked",
+		metric.WithDescription("Requests of services beyond those whose tail is followed (500). [Development]"),
+		metric.WithUnit("{requests}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ProcessorSpikeSamplingServiceTailEffect, err = builder.meter.Float64ObservableGauge(
+		"otelcol_processor_spike_sampling_service_tail_effect",
+		metric.WithDescription("How much the share of requests above what was the quantile (P99) has changed, as Cohen's h; positive where there are more in the last three windows than in the nine before. Absent while either has too few values. [Development]"),
+		metric.WithUnit("1"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ProcessorSpikeSamplingServiceTailZ, err = builder.meter.Float64ObservableGauge(
+		"otelcol_processor_spike_sampling_service_tail_z",
+		metric.WithDescription("How sure service_tail_effect is, as the z of a two-proportion test; chance alone is beyond 3.3 or -3.3 once in 1000 times. [Development]"),
+		metric.WithUnit("1"),
 	)
 	errs = errors.Join(errs, err)
 	builder.ProcessorSpikeSamplingSpansDropped, err = builder.meter.Int64Counter(

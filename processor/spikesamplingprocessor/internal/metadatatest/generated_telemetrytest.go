@@ -156,6 +156,79 @@ func AssertEqualProcessorSpikeSamplingDownstreamErrors(t *testing.T, tt *compone
 	metricdatatest.AssertEqual(t, want, got, opts...)
 }
 
+func AssertEqualProcessorSpikeSamplingNeighbourDistance(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.HistogramDataPoint[float64], opts ...metricdatatest.Option) {
+	want := metricdata.Metrics{
+		Name:        "otelcol_processor_spike_sampling_neighbour_distance",
+		Description: "Distance of spikes, a sample of them once in each clustering window, to their min_samples-th nearest one, themselves included; in units of the axes' scales, as eps. Shows what eps would do; 100 where it is more or there are not that many. [Development]",
+		Unit:        "1",
+		Data: metricdata.Histogram[float64]{
+			Temporality: metricdata.CumulativeTemporality,
+			DataPoints:  dps,
+		},
+	}
+	got, err := tt.GetMetric("otelcol_processor_spike_sampling_neighbour_distance")
+	require.NoError(t, err)
+	metricdatatest.AssertEqual(t, want, got, opts...)
+}
+
+func AssertEqualProcessorSpikeSamplingServiceJitterRatio(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[float64], opts ...metricdatatest.Option) {
+	want := metricdata.Metrics{
+		Name:        "otelcol_processor_spike_sampling_service_jitter_ratio",
+		Description: "Standard deviation over mean of the baseline's quantile (P99) of the request durations in the last six windows of a sixth of baseline::window each. Absent while fewer than three have values enough. [Development]",
+		Unit:        "1",
+		Data: metricdata.Gauge[float64]{
+			DataPoints: dps,
+		},
+	}
+	got, err := tt.GetMetric("otelcol_processor_spike_sampling_service_jitter_ratio")
+	require.NoError(t, err)
+	metricdatatest.AssertEqual(t, want, got, opts...)
+}
+
+func AssertEqualProcessorSpikeSamplingServiceRequestsUntracked(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
+	want := metricdata.Metrics{
+		Name:        "otelcol_processor_spike_sampling_service_requests_untracked",
+		Description: "Requests of services beyond those whose tail is followed (500). [Development]",
+		Unit:        "{requests}",
+		Data: metricdata.Sum[int64]{
+			Temporality: metricdata.CumulativeTemporality,
+			IsMonotonic: true,
+			DataPoints:  dps,
+		},
+	}
+	got, err := tt.GetMetric("otelcol_processor_spike_sampling_service_requests_untracked")
+	require.NoError(t, err)
+	metricdatatest.AssertEqual(t, want, got, opts...)
+}
+
+func AssertEqualProcessorSpikeSamplingServiceTailEffect(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[float64], opts ...metricdatatest.Option) {
+	want := metricdata.Metrics{
+		Name:        "otelcol_processor_spike_sampling_service_tail_effect",
+		Description: "How much the share of requests above what was the quantile (P99) has changed, as Cohen's h; positive where there are more in the last three windows than in the nine before. Absent while either has too few values. [Development]",
+		Unit:        "1",
+		Data: metricdata.Gauge[float64]{
+			DataPoints: dps,
+		},
+	}
+	got, err := tt.GetMetric("otelcol_processor_spike_sampling_service_tail_effect")
+	require.NoError(t, err)
+	metricdatatest.AssertEqual(t, want, got, opts...)
+}
+
+func AssertEqualProcessorSpikeSamplingServiceTailZ(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[float64], opts ...metricdatatest.Option) {
+	want := metricdata.Metrics{
+		Name:        "otelcol_processor_spike_sampling_service_tail_z",
+		Description: "How sure service_tail_effect is, as the z of a two-proportion test; chance alone is beyond 3.3 or -3.3 once in 1000 times. [Development]",
+		Unit:        "1",
+		Data: metricdata.Gauge[float64]{
+			DataPoints: dps,
+		},
+	}
+	got, err := tt.GetMetric("otelcol_processor_spike_sampling_service_tail_z")
+	require.NoError(t, err)
+	metricdatatest.AssertEqual(t, want, got, opts...)
+}
+
 func AssertEqualProcessorSpikeSamplingSpansDropped(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_processor_spike_sampling_spans_dropped",

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata/metricdatatest"
 
@@ -19,6 +20,18 @@ func TestSetupTelemetry(t *testing.T) {
 	tb, err := metadata.NewTelemetryBuilder(testTel.NewTelemetrySettings())
 	require.NoError(t, err)
 	defer tb.Shutdown()
+	require.NoError(t, tb.RegisterProcessorSpikeSamplingServiceJitterRatioCallback(func(_ context.Context, observer metric.Float64Observer) error {
+		observer.Observe(1)
+		return nil
+	}))
+	require.NoError(t, tb.RegisterProcessorSpikeSamplingServiceTailEffectCallback(func(_ context.Context, observer metric.Float64Observer) error {
+		observer.Observe(1)
+		return nil
+	}))
+	require.NoError(t, tb.RegisterProcessorSpikeSamplingServiceTailZCallback(func(_ context.Context, observer metric.Float64Observer) error {
+		observer.Observe(1)
+		return nil
+	}))
 	tb.ProcessorSpikeSamplingApproximateSteps.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingAttributesTruncated.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingBaselineSeries.Record(context.Background(), 1)
@@ -28,6 +41,8 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ProcessorSpikeSamplingConditionErrors.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingDecisionAge.Record(context.Background(), 1)
 	tb.ProcessorSpikeSamplingDownstreamErrors.Add(context.Background(), 1)
+	tb.ProcessorSpikeSamplingNeighbourDistance.Record(context.Background(), 1)
+	tb.ProcessorSpikeSamplingServiceRequestsUntracked.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingSpansDropped.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingSpansLate.Add(context.Background(), 1)
 	tb.ProcessorSpikeSamplingStepDuration.Record(context.Background(), 1)
@@ -64,6 +79,21 @@ func TestSetupTelemetry(t *testing.T) {
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualProcessorSpikeSamplingDownstreamErrors(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualProcessorSpikeSamplingNeighbourDistance(t, testTel,
+		[]metricdata.HistogramDataPoint[float64]{{}}, metricdatatest.IgnoreValue(),
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualProcessorSpikeSamplingServiceJitterRatio(t, testTel,
+		[]metricdata.DataPoint[float64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualProcessorSpikeSamplingServiceRequestsUntracked(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualProcessorSpikeSamplingServiceTailEffect(t, testTel,
+		[]metricdata.DataPoint[float64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualProcessorSpikeSamplingServiceTailZ(t, testTel,
+		[]metricdata.DataPoint[float64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualProcessorSpikeSamplingSpansDropped(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},

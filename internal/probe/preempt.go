@@ -14,7 +14,8 @@ import (
 // every CPU, and the run queue is what a program can reach: from the task that
 // runs. (Their addresses are in no symbol table of a kernel without
 // CONFIG_KALLSYMS_ALL.) The count tells whether a wake-up is the thread's own or
-// an interrupt's; without it no wake-up chain is followed.
+// an interrupt's, and whether bytes come by a softirq; without it no wake-up chain
+// is followed, and no delay of a softirq known.
 //
 // The count is the variable __preempt_count, from 6.2 to 6.14 a part of pcpu_hot.
 func preemptCountAt(kernel *btf.Spec) (int64, error) {

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"go.opentelemetry.io/collector/component/componenttest"
+	"go.opentelemetry.io/collector/confmap"
+	"go.opentelemetry.io/collector/consumer/consumertest"
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/collector/processor/processortest"
+)
+
+// A buffer of a million traces takes 4.3 GB, and the garbage collector as much
+// again.
+const growthMemory = 12 << 30
+
+// measureGrowth tells what a span costs spike_sampling, from its arrival to its
+// decision, with few and with many traces in the buffer.
+func measureGrowth(ctx context.Context, rep *report) error {
+	const name = "processor CPU per span, scattered"
+	free, err := availableMemory()
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if free < growthMemory {
+		rep.LeftOut = append(rep.LeftOut, leftOut{name + ", 1e6 traces in the buffer", fmt.Sprintf("needs %d GiB of memory, %d are available", growthMemory>>30, free>>30)})
+		return nil
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	var few []float64
+	for range repetitions {
+		us, err := growthRun(ctx, 1e4)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		few = append(few, us)
+	}
+	// The first time the memory is new to the process, and each page of it costs the
+	// kernel time, in a virtual machine a lot. A buffer that stays full reuses it.
+	fresh, err := growthRun(ctx, 1e6)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	again, err := growthRun(ctx, 1e6)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	rows := []row{
+		{Name: name, Subject: "1e6 traces in the buffer", Value: again, Unit: "us", Note: fmt.Sprintf("%s the first time, in memory new to the process", digits(fresh))},
+		{Name: name, Subject: "1e4 traces in the buffer", Value: median(few), Unit: "us"},
+	}
+	rows[0].compare(rows[1], false)
+	rep.Rows = append(rep.Rows, rows...)
+	debug.FreeOSMemory()
+	return nil
+}
+
+// growthRun fills the buffer with n traces, has them decided, and returns the CPU
+// time of that in microseconds a span, less what it takes to make the spans.
+func growthRun(ctx context.Context, n int) (float64, error) {
+	making := cpuTime()
+	spans, _, err := makeScattered(n, func(ptrace.Traces) error { return nil })
+	if err != nil {
+		return 0, err
+	}
+	making = cpuTime() - making
+
+	c := contenders()[0]
+	cfg := c.factory.CreateDefaultConfig()
+	if err := confmap.NewFromStringMap(maps.Clone(c.config)).Unmarshal(cfg); err != nil {
+		return 0, err
+	}
+	sink := new(consumertest.TracesSink)
+	p, err := c.factory.CreateTraces(ctx, processortest.NewNopSettings(c.factory.Type()), cfg, sink)
+	if err != nil {
+		return 0, err
+	}
+	if err := p.Start(ctx, componenttest.NewNopHost()); err != nil {
+		return 0, err
+	}
+	runtime.GC()
+	took := cpuTime()
+	_, want, err := makeScattered(n, func(td ptrace.Traces) error { return p.ConsumeTraces(ctx, td) })
+	if err != nil {
+		return 0, err
+	}
+	if err := p.Shutdown(ctx); err != nil {
+		return 0, err
+	}
+	took = cpuTime() - took - making
+	if err := checkKept(sink, want); err != nil {
+		return 0, err
+	}
+	return float64(took) / float64(time.Microsecond) / float64(spans), nil
+}
+
+// makeScattered makes traces, n or a few more, batch by batch as makeLoad does:
+// one span each of 1024 traces from each of eight services in turn. It returns
+// the number of spans, and the traces that must be kept.
+func makeScattered(n int, take func(ptrace.Traces) error) (made int, keep map[pcommon.TraceID]bool, err error) {
+	g := newLoadMaker()
+	traces := make([]loadTrace, spansPerBatch)
+	for made < n*spansPerTrace {
+		for i := range traces {
+			traces[i] = g.newTrace()
+		}
+		for service := range spansPerTrace {
+			td, spans := newBatch(service)
+			for k := range traces {
+				g.fillSpan(spans.AppendEmpty(), &traces[k], service)
+			}
+			made += spans.Len()
+			if err := take(td); err != nil {
+				return 0, nil, err
+			}
+		}
+	}
+	return made, g.keep, nil
+}
+
+// availableMemory returns the bytes that the kernel can give without swapping.
+func availableMemory() (int64, error) {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	_, rest, ok := bytes.Cut(text, []byte("MemAvailable:"))
+	var kib int64
+	if _, err := fmt.Sscan(string(rest), &kib); err != nil || !ok {
+		return 0, fmt.Errorf("/proc/meminfo has no MemAvailable: %w", err)
+	}
+	return kib << 10, nil
+}
