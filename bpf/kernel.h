@@ -76,6 +76,7 @@ struct signal_struct {
 };
 struct task_struct {
 	unsigned int __state;
+	int on_cpu;
 	int pid;
 	int tgid;
 	unsigned int in_iowait : 1;

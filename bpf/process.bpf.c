@@ -125,6 +125,8 @@ int track_threads(struct bpf_iter__task *ctx)
 		count(FULL_THREADS);
 		return 0;
 	}
+	if (!t->tgid)
+		t->out = bpf_ktime_get_ns(); /* if it sleeps, that is what is known of its sleep */
 	thread_init(t, tgid, task->pid, p);
 	/* it may be waiting now; in user mode this is its latest call, or none */
 	t->accepts |= waits_for_descriptors(((struct pt_regs *)bpf_task_pt_regs(task))->orig_ax);

@@ -86,7 +86,7 @@ struct thread {
 	__u64 owner;	 /* lane id last seen on the thread; 0 unknown */
 	__u64 m;	 /* in Go: the thread's m */
 	__u64 seen;	 /* time of the thread's last event */
-	__u64 out;	 /* when it last left the CPU; 0 never */
+	__u64 out;	 /* when it last left the CPU; or since when it is tracked; 0 neither */
 	__u64 ran;	 /* the scheduler's account of its CPU time then */
 	__u64 wake;	 /* when it was last woken */
 	__u64 fault;	 /* start of the page fault it is in; 0 if none */
