@@ -79,7 +79,7 @@ func TestWhatIsNotMeasuredIsListedWithItsReason(t *testing.T) {
 }
 
 func TestAFewTracesCostSomething(t *testing.T) {
-	us, err := growthRun(t.Context(), 1, 0)
+	us, err := growthRun(t.Context(), 1, 0, &spare{})
 	require.NoError(t, err, "exactly what had to be was kept")
 	assert.Less(t, us, 1000.0, "microseconds a span")
 	free, err := availableMemory()
