@@ -81,7 +81,7 @@ func (c *collector) sample(ctx context.Context, rep *report, at time.Duration) e
 	if err != nil {
 		return fmt.Errorf("the collector's resident memory: %w", err)
 	}
-	s := sample{At: at, Resident: kib / 1024, Buffer: all.Sum(own+"buffer_usage_bytes", "") / mib} // 0 before the first step
+	s := sample{At: at, Resident: kib / 1024, Buffer: all.Sum(own+"buffer_usage", "") / mib} // 0 before the first step
 	rep.Samples = append(rep.Samples, s)
 	rep.Buffer, rep.Resident = max(rep.Buffer, s.Buffer), max(rep.Resident, s.Resident)
 	return nil
