@@ -74,8 +74,12 @@ func startCollector(ctx context.Context, path, dir, out, executable, address str
 	if err := os.Remove(out); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	config := fmt.Sprintf(collectorConfig, otlp, executable, MinStall, strconv.Quote(out), port)
-	c, err := distribution.Start(ctx, "the collector", filepath.Join(dir, "collector.log"), cpus, nil, path, "yaml:"+config)
+	config := filepath.Join(dir, "collector.yaml")
+	text := fmt.Sprintf(collectorConfig, otlp, executable, MinStall, strconv.Quote(out), port)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	c, err := distribution.Start(ctx, "the collector", filepath.Join(dir, "collector.log"), cpus, nil, path, config)
 	if err != nil {
 		return nil, err
 	}
