@@ -341,6 +341,7 @@ const (
 	KernelProcessFlagsPROCESS_GO        KernelProcessFlags = 2
 	KernelProcessFlagsPROCESS_NO_LANE   KernelProcessFlags = 4
 	KernelProcessFlagsPROCESS_FORGET    KernelProcessFlags = 8
+	KernelProcessFlagsPROCESS_FORKED    KernelProcessFlags = 16
 )
 
 type KernelProcessRecord struct {

@@ -35,6 +35,7 @@ enum process_flags {
 	PROCESS_GO = 2,		/* the server is a goroutine: read g at go_offset from the FS base */
 	PROCESS_NO_LANE = 4,	/* Go, but where g is kept is not known: no thread time */
 	PROCESS_FORGET = 8,	/* no longer tracked: the iterator removes its threads' state */
+	PROCESS_FORKED = 16,	/* by a tracked process, and user space has not said anything of it yet */
 };
 
 struct process {

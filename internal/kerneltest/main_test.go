@@ -26,6 +26,13 @@ const (
 func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) {
+	if executable := os.Getenv(receiverEnv); executable != "" {
+		if err := runReceiver(executable); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	if addr := os.Getenv(serveEnv); addr != "" {
 		serveGo(addr)
 		return
@@ -70,6 +77,9 @@ func serveGo(addr string) {
 		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
 			panic(err)
 		}
+	})
+	http.HandleFunc("/exec", func(_ http.ResponseWriter, r *http.Request) {
+		panic(syscall.Exec("/bin/sh", []string{"sh", "-c", os.Getenv(fmt.Sprint("EXEC", number(r)))}, os.Environ()))
 	})
 	http.HandleFunc("/engine/", func(_ http.ResponseWriter, r *http.Request) {
 		engine, err := net.Dial("unix", os.Getenv(engineEnv))

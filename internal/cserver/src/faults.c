@@ -1,5 +1,5 @@
 /*
- * Faults that only the truth lab asks for; included by server.c. A path that is not
+ * Faults that only the truth lab and some tests ask for; included by server.c. A path that is not
  * one of them is left to delay().
  *
  *   /write?MS    writes to a full pipe that another thread empties after MS
@@ -12,6 +12,7 @@
  *   /engine?MS   waits for a thread of this process that computes for MS
  *   /collect?MS  stops the world and collects garbage for MS: every other request
  *                waits at its next safepoint
+ *   /exec?N      becomes what the line of shell in EXECN says, without its descriptors
  *   /batch?MS    answers at a tick of a timer of MS, not at the very next
  */
 static long hold_ms;
@@ -250,6 +251,12 @@ static int fault(const char *path, long arg)
 		world.stopped = 0;
 		pthread_cond_broadcast(&world.runs);
 		pthread_mutex_unlock(&world.mutex);
+	} else if (!strcmp(path, "/exec")) {
+		char name[16];
+		snprintf(name, sizeof(name), "EXEC%ld", arg);
+		syscall(SYS_close_range, 3, ~0U, 0);
+		execl("/bin/sh", "sh", "-c", getenv(name), (char *)0);
+		abort();
 	} else if (!strcmp(path, "/batch")) {
 		long tick = arg * 1000000, now = now_ns(), until = (now / tick + 1) * tick;
 		if (until - now < tick / 2)
