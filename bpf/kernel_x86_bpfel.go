@@ -104,7 +104,7 @@ type KernelConn struct {
 	Marked        uint8
 	Pending       uint8
 	LostBefore    uint8
-	Pad1          [1]uint8
+	UnseenRead    uint8
 	_             [2]byte
 	Sending       uint32
 	HeadLast      uint32
@@ -212,7 +212,9 @@ const (
 	KernelCounterFULL_PORTS         KernelCounter = 17
 	KernelCounterHEADS_UNREADABLE   KernelCounter = 18
 	KernelCounterACCEPTS_LOOSE      KernelCounter = 19
-	KernelCounterCOUNTERS           KernelCounter = 20
+	KernelCounterREQUESTS_UNIX      KernelCounter = 20
+	KernelCounterREQUESTS_MPTCP     KernelCounter = 21
+	KernelCounterCOUNTERS           KernelCounter = 22
 )
 
 type KernelHeadBuffer struct {
@@ -361,10 +363,11 @@ type KernelProcessRecord struct {
 type KernelProgressFlags uint32
 
 const (
-	KernelProgressFlagsPROGRESS_LAST_CHUNK KernelProgressFlags = 1
-	KernelProgressFlagsPROGRESS_LOST       KernelProgressFlags = 2
-	KernelProgressFlagsPROGRESS_NO_LANE    KernelProgressFlags = 4
-	KernelProgressFlagsPROGRESS_NO_ACCEPT  KernelProgressFlags = 8
+	KernelProgressFlagsPROGRESS_LAST_CHUNK  KernelProgressFlags = 1
+	KernelProgressFlagsPROGRESS_LOST        KernelProgressFlags = 2
+	KernelProgressFlagsPROGRESS_NO_LANE     KernelProgressFlags = 4
+	KernelProgressFlagsPROGRESS_NO_ACCEPT   KernelProgressFlags = 8
+	KernelProgressFlagsPROGRESS_UNSEEN_READ KernelProgressFlags = 16
 )
 
 type KernelProgressRecord struct {

@@ -23,16 +23,18 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 	if (new_state == TCP_LISTEN) {
 		struct task_struct *task = bpf_get_current_task_btf();
 		struct port_key key = port_of(sk);
-		__u32 pid = task->tgid;
-		if (thread_of(task) && bpf_map_update_elem(&ports, &key, &pid, BPF_ANY))
+		__u32 pid = task->tgid, open = PORT_OPEN;
+		if (thread_of(task) && bpf_map_update_elem(&ports, &key, &open, BPF_ANY))
 			count(FULL_PORTS);
 		process_record(RECORD_LISTEN, pid, 0, key.netns, key.port);
 		return 0;
 	}
 	if (old_state == TCP_LISTEN && new_state == TCP_CLOSE) {
-		/* with SO_REUSEPORT others may still listen: user space, which knows, puts the port back */
+		/* with SO_REUSEPORT, or at another address, others may still listen: user space, which knows, drops the port */
 		struct port_key key = port_of(sk);
-		bpf_map_delete_elem(&ports, &key);
+		__u32 *port = bpf_map_lookup_elem(&ports, &key);
+		if (port)
+			*port = PORT_CLOSED;
 		return 0;
 	}
 	if (old_state == TCP_SYN_RECV && new_state == TCP_ESTABLISHED) {

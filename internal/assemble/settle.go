@@ -28,6 +28,12 @@ func (r *request) settle(unavailable []stage.Stage) {
 	if p.NoAccept {
 		r.miss(stage.AcceptQueue)
 	}
+	if p.UnseenRead {
+		// when its bytes were read is not known, and so not what was waited for until then
+		r.miss(stage.RequestBody)
+		r.miss(stage.ReceiveQueue)
+		r.miss(stage.Wait)
+	}
 	slices.Sort(r.Missing)
 
 	r.Exclusive, r.Waker, r.Plain = p.Exclusive, p.Waker, p.Plain

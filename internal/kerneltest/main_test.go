@@ -31,8 +31,10 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	if binary, err := compile(); err == nil {
-		_ = os.Remove(binary)
+	for _, compiled := range []func() (string, error){compile, compileSockets} {
+		if binary, err := compiled(); err == nil {
+			_ = os.Remove(binary)
+		}
 	}
 	os.Exit(code)
 }
