@@ -311,6 +311,8 @@ static __always_inline struct thread *thread_unseen(struct sock *sk, struct task
 	return t;
 }
 
+static int conn_ends(struct conn *c, struct sock *sk, int new_state); /* tcp_state.bpf.c */
+
 /* A read of a server socket returned bytes. 6.3+: (sk, ret, flags) */
 SEC("tp_btf/sock_recv_length")
 int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
@@ -440,5 +442,11 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 	}
 	if (c->state == CONN_ACTIVE)
 		conn_moved(c, now);
+	/* the client has gone already, and left these bytes: nobody can be answered, and no further end will come */
+	if (sk->__sk_common.skc_state == TCP_CLOSE) {
+		conn_ends(c, sk, TCP_CLOSE);
+		c->state = CONN_IDLE;
+		c->start = 0;
+	}
 	return 0;
 }

@@ -319,13 +319,13 @@ func TestAnswersWithoutACopy(t *testing.T) {
 
 			conn := dialSmallWindow(t, s.addr)
 			defer conn.Close()
-			write(t, conn, "/"+how+"?2048")
+			write(t, conn, "/"+how+"?8192")
 			<-time.After(2 * delayMS * time.Millisecond) // the reader's slowness is the fault
 			n = answer(t, conn)
 			r = &w.wait(2)[1]
 			requireWhole(t, r)
 			assert.Equal(t, n, r.BytesOut, describe(r))
-			assert.Equal(t, "send_buffer", top(r, stage.SendBuffer).String(), describe(r))
+			assert.Equal(t, "send_buffer", top(r, stage.Unknown).String(), describe(r))
 			assert.Greater(t, float64(r.Plain[stage.SendBuffer]), tolerance*2*delayMS*float64(ms), describe(r))
 			assertOccurrences(t, w.of(r), stage.SendBuffer, r)
 		})
@@ -414,22 +414,16 @@ func TestABodyThatIsSplicedAwayLeavesItsStagesOut(t *testing.T) {
 	all := w.wait(3)
 	r := &all[1]
 	requireWhole(t, r)
-	assert.Equal(t, []stage.Stage{stage.Wait, stage.ReceiveQueue, stage.RequestBody}, sorted(r.Missing), describe(r))
-	assert.Greater(t, float64(r.Exclusive[stage.Unattributed]), tolerance*float64(100*ms), describe(r))
-	for _, o := range w.of(r) {
-		assert.NotContains(t, r.Missing, o.Stage, "%+v", o)
-	}
+	assert.Subset(t, r.Missing, []stage.Stage{stage.Wait, stage.ReceiveQueue}, describe(r))
+	assert.Greater(t, float64(r.Exclusive[stage.Unattributed]), tolerance*float64(80*ms), describe(r))
+	assert.Less(t, r.Exclusive[stage.Syscall], 10*ms, "splice(2) of a socket waits for a peer as read(2) does: "+describe(r))
+	// what has a span is known: that the first of the bytes were waited for
+	assertNoMoreThanTheTotals(t, w.of(r), r)
+	assert.LessOrEqual(t, r.Exclusive[stage.RequestBody], 40*ms, describe(r))
 	r = &all[2]
 	requireWhole(t, r)
 	assert.Empty(t, r.Missing, "the next one is read by read(2)")
 	assert.Equal(t, "wait", top(r, stage.Wait).String(), describe(r))
-}
-
-func sorted(s []stage.Stage) []stage.Stage {
-	order := []stage.Stage{stage.Wait, stage.ReceiveQueue, stage.RequestBody}
-	s = slices.Clone(s)
-	slices.SortFunc(s, func(a, b stage.Stage) int { return slices.Index(order, a) - slices.Index(order, b) })
-	return s
 }
 
 func TestConnectionsThatAreClosedInHalfOrReset(t *testing.T) {
@@ -485,6 +479,38 @@ func TestConnectionsThatAreClosedInHalfOrReset(t *testing.T) {
 		assert.Contains(t, r.Incomplete, assemble.IncompleteAborted, describe(r))
 		assert.Zero(t, r.BytesOut)
 		assert.Less(t, int64(r.End-r.Start), 90*ms, "it ends with the connection: "+describe(r))
+	})
+	t.Run("reset before it is read", func(t *testing.T) {
+		for _, shape := range []string{"thread per connection", "goroutines"} {
+			s := startSockets(t, "plain")
+			if shape == "goroutines" {
+				s = startGo(t)
+			}
+			w := observe(t, probe.Config{}, s)
+			kept := dial(t, "tcp4", s.addr)
+			exchange(t, kept, "/")
+			gone := func(conn net.Conn) {
+				s.stop()
+				_, err := io.WriteString(conn, get("/gone"))
+				require.NoError(t, err)
+				<-time.After(delayMS * time.Millisecond)
+				reset(t, conn)
+				require.Eventually(t, func() bool { return established(t, s.port) == 0 }, 5*time.Second, time.Millisecond)
+				require.NoError(t, s.cmd.Process.Signal(syscall.SIGCONT))
+			}
+			gone(kept)
+			w.wait(2)
+			fresh := dial(t, "tcp4", s.addr)
+			require.Eventually(t, func() bool { return s.sockets() == 2 }, 5*time.Second, time.Millisecond, "it is not accepted")
+			gone(fresh)
+			for _, r := range w.wait(3)[1:] {
+				assert.Equal(t, "/gone", r.Head.Path)
+				assert.Equal(t, []string{assemble.IncompleteAborted}, r.Incomplete, "%s: %s", shape, describe(&r))
+				assert.Empty(t, r.Refused)
+				assert.Equal(t, "stopped", top(&r, stage.Stopped).String(), describe(&r))
+				assert.Zero(t, r.BytesOut)
+			}
+		}
 	})
 	t.Run("reset in the midst of its head", func(t *testing.T) {
 		s := startSockets(t, "plain")
@@ -555,6 +581,33 @@ func TestAClientThatFoundTheAcceptQueueFullBeginsWhenItsBytesCome(t *testing.T) 
 		assert.Greater(t, float64(r.Exclusive[stage.AcceptQueue]), tolerance*float64(100*ms), describe(&r))
 	}
 	assert.Equal(t, 1, late)
+}
+
+// established counts the connections to a port of IPv4 that are neither closed nor closing.
+func established(t *testing.T, port uint16) (n int) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/net/tcp")
+	require.NoError(t, err)
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		if len(f) > 3 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) && f[3] == "01" {
+			n++
+		}
+	}
+	return n
+}
+
+// sockets counts those that the server holds.
+func (s *server) sockets() (n int) {
+	s.t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.pid()))
+	require.NoError(s.t, err)
+	for _, f := range files {
+		if to, err := os.Readlink(f); err == nil && strings.HasPrefix(to, "socket:") {
+			n++
+		}
+	}
+	return n
 }
 
 // netstat reads a counter of TCP of this network.
