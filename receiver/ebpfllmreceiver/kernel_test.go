@@ -96,6 +96,8 @@ func (f *fakeKernel) AddPort(_ uint32, port uint16) error {
 	return nil
 }
 
+func (f *fakeKernel) DropPorts() error { return nil }
+
 func (f *fakeKernel) Run(ctx context.Context, handle func(probe.Event)) error {
 	for {
 		select {
