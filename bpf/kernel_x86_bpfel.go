@@ -208,13 +208,14 @@ const (
 	KernelCounterLOST_RETRANSMIT    KernelCounter = 13
 	KernelCounterFULL_LANES         KernelCounter = 14
 	KernelCounterFULL_THREADS       KernelCounter = 15
-	KernelCounterFULL_SOCKETS       KernelCounter = 16
-	KernelCounterFULL_PORTS         KernelCounter = 17
-	KernelCounterHEADS_UNREADABLE   KernelCounter = 18
-	KernelCounterACCEPTS_LOOSE      KernelCounter = 19
-	KernelCounterREQUESTS_UNIX      KernelCounter = 20
-	KernelCounterREQUESTS_MPTCP     KernelCounter = 21
-	KernelCounterCOUNTERS           KernelCounter = 22
+	KernelCounterFULL_PROCESSES     KernelCounter = 16
+	KernelCounterFULL_SOCKETS       KernelCounter = 17
+	KernelCounterFULL_PORTS         KernelCounter = 18
+	KernelCounterHEADS_UNREADABLE   KernelCounter = 19
+	KernelCounterACCEPTS_LOOSE      KernelCounter = 20
+	KernelCounterREQUESTS_UNIX      KernelCounter = 21
+	KernelCounterREQUESTS_MPTCP     KernelCounter = 22
+	KernelCounterCOUNTERS           KernelCounter = 23
 )
 
 type KernelHeadBuffer struct {

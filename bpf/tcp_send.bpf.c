@@ -149,7 +149,7 @@ static __always_inline struct lane *follow_sender(struct conn *c, struct task_st
 			chain_sends(c, t, l, now);
 		return l;
 	}
-	if (!l)
+	if (!l && !c->no_lane) /* else there was no room for one, and the request goes without */
 		l = lane_make(t, owner, now);
 	chain_ends(c);
 	conn_settle(c, conn_lane(c), now);

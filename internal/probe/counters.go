@@ -22,9 +22,9 @@ type Counters struct {
 	LooseAccepts uint64
 	// Unwatched are requests that came to watched processes by ways that are not
 	// measured, by way.
-	Unwatched map[string]uint64
-	Targets      int // tracked processes that are no candidates
-	Candidates   int
+	Unwatched  map[string]uint64
+	Targets    int // tracked processes that are no candidates
+	Candidates int
 }
 
 // The kernel side counts by the same kinds.
@@ -49,10 +49,11 @@ var lostReasons = map[bpf.KernelCounter]string{
 }
 
 var fullMaps = map[bpf.KernelCounter]string{
-	bpf.KernelCounterFULL_LANES:   "lanes",
-	bpf.KernelCounterFULL_THREADS: "threads",
-	bpf.KernelCounterFULL_SOCKETS: "conns",
-	bpf.KernelCounterFULL_PORTS:   "ports",
+	bpf.KernelCounterFULL_LANES:     "lanes",
+	bpf.KernelCounterFULL_THREADS:   "threads",
+	bpf.KernelCounterFULL_PROCESSES: "processes",
+	bpf.KernelCounterFULL_SOCKETS:   "conns",
+	bpf.KernelCounterFULL_PORTS:     "ports",
 }
 
 var unwatched = map[bpf.KernelCounter]string{

@@ -202,8 +202,11 @@ const procRoot = "/proc"
 // namespace (PROC_PID_INIT_INO).
 const initPIDNamespace = "pid:[4026531836]"
 
+// initTimeNamespace is that of the first time namespace (PROC_TIME_INIT_INO).
+const initTimeNamespace = "time:[4026531834]"
+
 // checkNamespace makes sure that /proc speaks of the pids that the kernel side
-// speaks of.
+// speaks of, and that this process's clocks are the kernel's.
 func checkNamespace(root string) error {
 	ns, err := os.Readlink(root + "/self/ns/pid")
 	if err != nil {
@@ -211,6 +214,10 @@ func checkNamespace(root string) error {
 	}
 	if ns != initPIDNamespace {
 		return errors.New("the collector runs in a PID namespace of its own and cannot see the host's processes: give it the host's (hostPID: true in Kubernetes, --pid=host in Docker)")
+	}
+	ns, err = os.Readlink(root + "/self/ns/time")
+	if err == nil && ns != initTimeNamespace { // Linux before 5.6 has none
+		return errors.New("the collector runs in a time namespace of its own, whose clocks are not those by which the kernel measures: start it without one (no unshare --time; no linux.timeOffsets in the container's OCI configuration)")
 	}
 	return nil
 }

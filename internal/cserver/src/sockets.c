@@ -11,6 +11,7 @@
  *   given     the connections come by a Unix-domain socket, named by PORT
  *   short     as plain, with room for one connection that waits; accepts when told by SIGUSR1
  *   loop      an event loop that answers everything at once, without looking at the path
+ *   loops     five processes with such a loop, each with a listening socket of its own
  *   recvmmsg, uring, worker, resumed   plain, but reads by recvmmsg(2), by io_uring, by io_uring's
  *             workers, by io_uring on the way back from a read(2) of another connection
  *
@@ -21,9 +22,10 @@
  *   /upload?MS reads its body of Content-Length by splice(2) into /dev/null, then sleeps
  *   /half      shuts the connection for sending after the answer, and reads on
  *
- * or, with the mode "ask", a client: asks CONNECTIONS x REQUESTS times as fast as it is answered.
+ * or it is a client: "ask" asks CONNECTIONS x REQUESTS times, as fast as it is answered or RATE times a second, "hold"
+ * opens CONNECTIONS from 127.0.0.HOST and resets them at the end of its input.
  *
- * usage: sockets MODE PORT; sockets ask PORT CONNECTIONS REQUESTS
+ * usage: sockets MODE PORT; sockets ask PORT CONNECTIONS REQUESTS RATE|0; sockets hold PORT CONNECTIONS HOST
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -293,7 +295,7 @@ static int listening(int port)
 	setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	if (is("dual"))
 		setsockopt(s, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof(zero));
-	if (is("reuse"))
+	if (is("reuse") || is("loops"))
 		setsockopt(s, SOL_SOCKET, SO_REUSEPORT, &one, sizeof(one));
 	must(!bind(s, a, len) && !listen(s, is("short") ? 1 : 512), "listen");
 	return s;
@@ -386,9 +388,36 @@ static void loop(int s)
 	}
 }
 
-/* The client: as many requests at a time as there are connections. Prints how many answers it has had. */
-static int ask(int port, int connections, long requests)
+static int hold(int port, int connections, int host)
 {
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in from = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f000000 + host) };
+	struct linger reset = { 1, 0 };
+	int *fds = calloc(connections, sizeof(int)), one = 1;
+
+	for (int i = 0; i < connections; i++) {
+		fds[i] = socket(AF_INET, SOCK_STREAM, 0);
+		must(fds[i] >= 0, "socket");
+		setsockopt(fds[i], IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof(one));
+		setsockopt(fds[i], SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+		must(!bind(fds[i], (void *)&from, sizeof(from)) && !connect(fds[i], (void *)&to, sizeof(to)), "connect");
+	}
+	puts("held");
+	fflush(stdout);
+	return getchar() != EOF;
+}
+
+static long now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* At most as many requests at a time as there are connections. Prints how many answers it has had. */
+static int ask(int port, int connections, long requests, long rate)
+{
+	long begin = now_ns(), sent = 0;
 	const char *request = "GET /load HTTP/1.1\r\nHost: x\r\n\r\n";
 	struct sockaddr_in in = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	int ep = epoll_create1(0), n = strlen(request), open = 0;
@@ -411,6 +440,8 @@ static int ask(int port, int connections, long requests)
 			int fd = all[i].data.fd;
 			must(read(fd, buf, sizeof(buf)) > 0, "read");
 			answers++;
+			while (rate && ++sent > (now_ns() - begin) * rate / 1000000000)
+				sent--, usleep(100);
 			if (--left[fd])
 				must(send(fd, request, n, 0) == n, "send");
 			else
@@ -432,12 +463,17 @@ int main(int argc, char **argv)
 	mode = argc > 1 ? argv[1] : "";
 	signal(SIGPIPE, SIG_IGN);
 	if (is("ask"))
-		return ask(port, atoi(argv[3]), atol(argv[4]));
-	if (is("reuse")) {
-		for (int i = 0; i < 2; i++) {
+		return ask(port, atoi(argv[3]), atol(argv[4]), atol(argv[5]));
+	if (is("hold"))
+		return hold(port, atoi(argv[3]), atoi(argv[4]));
+	if (is("reuse") || is("loops")) {
+		for (int i = 0; i < (is("reuse") ? 2 : 5); i++) {
 			s = listening(port);
-			if (child())
+			if (child()) {
+				if (is("loops"))
+					loop(s);
 				accept_all(s);
+			}
 			close(s);
 		}
 		ready();
