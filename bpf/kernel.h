@@ -117,6 +117,7 @@ struct sock_common {
 struct socket;
 struct sock {
 	struct sock_common __sk_common;
+	__u16 sk_protocol;
 	struct socket *sk_socket;
 	struct bpf_local_storage *sk_bpf_storage;
 };

@@ -104,7 +104,7 @@ type KernelConn struct {
 	Marked        uint8
 	Pending       uint8
 	LostBefore    uint8
-	Pad1          [1]uint8
+	UnseenRead    uint8
 	_             [2]byte
 	Sending       uint32
 	HeadLast      uint32
@@ -208,11 +208,14 @@ const (
 	KernelCounterLOST_RETRANSMIT    KernelCounter = 13
 	KernelCounterFULL_LANES         KernelCounter = 14
 	KernelCounterFULL_THREADS       KernelCounter = 15
-	KernelCounterFULL_SOCKETS       KernelCounter = 16
-	KernelCounterFULL_PORTS         KernelCounter = 17
-	KernelCounterHEADS_UNREADABLE   KernelCounter = 18
-	KernelCounterACCEPTS_LOOSE      KernelCounter = 19
-	KernelCounterCOUNTERS           KernelCounter = 20
+	KernelCounterFULL_PROCESSES     KernelCounter = 16
+	KernelCounterFULL_SOCKETS       KernelCounter = 17
+	KernelCounterFULL_PORTS         KernelCounter = 18
+	KernelCounterHEADS_UNREADABLE   KernelCounter = 19
+	KernelCounterACCEPTS_LOOSE      KernelCounter = 20
+	KernelCounterREQUESTS_UNIX      KernelCounter = 21
+	KernelCounterREQUESTS_MPTCP     KernelCounter = 22
+	KernelCounterCOUNTERS           KernelCounter = 23
 )
 
 type KernelHeadBuffer struct {
@@ -362,10 +365,11 @@ type KernelProcessRecord struct {
 type KernelProgressFlags uint32
 
 const (
-	KernelProgressFlagsPROGRESS_LAST_CHUNK KernelProgressFlags = 1
-	KernelProgressFlagsPROGRESS_LOST       KernelProgressFlags = 2
-	KernelProgressFlagsPROGRESS_NO_LANE    KernelProgressFlags = 4
-	KernelProgressFlagsPROGRESS_NO_ACCEPT  KernelProgressFlags = 8
+	KernelProgressFlagsPROGRESS_LAST_CHUNK  KernelProgressFlags = 1
+	KernelProgressFlagsPROGRESS_LOST        KernelProgressFlags = 2
+	KernelProgressFlagsPROGRESS_NO_LANE     KernelProgressFlags = 4
+	KernelProgressFlagsPROGRESS_NO_ACCEPT   KernelProgressFlags = 8
+	KernelProgressFlagsPROGRESS_UNSEEN_READ KernelProgressFlags = 16
 )
 
 type KernelProgressRecord struct {

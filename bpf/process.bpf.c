@@ -54,7 +54,7 @@ int BPF_PROG(process_fork, struct task_struct *parent, struct task_struct *child
 	if (tgid == p->tgid)
 		return 0;
 	if (bpf_map_update_elem(&processes, &tgid, &t->process, BPF_ANY))
-		count(FULL_THREADS);
+		count(FULL_PROCESSES);
 	process_record(RECORD_FORK, tgid, p->tgid, 0, 0);
 	return 0;
 }

@@ -33,6 +33,11 @@ static __always_inline struct file *file_of(struct task_struct *task, unsigned l
 	return file;
 }
 
+static __always_inline int is_socket(struct file *file)
+{
+	return file && (BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT) == S_IFSOCK;
+}
+
 static __always_inline int reads_files(long nr)
 {
 	return nr == NR_read || nr == NR_pread64 || nr == NR_readv || nr == NR_preadv || nr == NR_preadv2 ||
@@ -64,11 +69,12 @@ static __always_inline __u32 class_of_syscall(struct task_struct *task, struct p
 		return STAGE_WAIT;
 	case NR_read: case NR_readv: case NR_write: case NR_writev: case NR_sendfile: {
 		/* on a socket this is waiting for a peer; what our own socket does meanwhile has stages of its own */
-		struct file *file = file_of(task, regs->di);
-		if (file && (BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT) == S_IFSOCK)
+		if (is_socket(file_of(task, regs->di)))
 			return STAGE_WAIT;
 		return STAGE_SYSCALL;
 	}
+	case NR_splice:
+		return is_socket(file_of(task, regs->di)) || is_socket(file_of(task, regs->dx)) ? STAGE_WAIT : STAGE_SYSCALL;
 	}
 	return STAGE_SYSCALL;
 }

@@ -202,7 +202,7 @@ struct conn {
 	__u8 marked;	   /* marks made so far, at most 2 * MARKS */
 	__u8 pending;	   /* it counts in its lane's pending */
 	__u8 lost_before;  /* a record was lost since the last request whose head went up */
-	__u8 pad1[1];
+	__u8 unseen_read;  /* bytes of the request were read, and no call was seen to do so */
 	__u32 sending;	 /* inside a send call */
 	__u32 head_last; /* last four bytes of the head so far */
 	__u16 head_bytes;
@@ -276,7 +276,8 @@ struct {
 	__type(value, struct stop);
 } stops SEC(".maps");
 
-/* Listening ports of tracked processes, by network namespace. 4096: one per listener. */
+/* Listening ports of tracked processes, by network namespace, and whether a listener has closed since user space last looked. 4096: one per listener. */
+enum { PORT_OPEN, PORT_CLOSED };
 struct port_key {
 	__u32 netns;
 	__u32 port;

@@ -33,12 +33,12 @@ import (
 // Processes and threads that come and go, and receivers that do.
 
 // heap is what is in use after a collection, in bytes.
-func heap() uint64 {
+func heap() int64 {
 	var m runtime.MemStats
 	runtime.GC()
 	runtime.GC() // what finalizers kept
 	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
+	return int64(m.HeapAlloc)
 }
 
 // requireAccount checks that each record that the kernel side made was read or counted as lost.
@@ -88,7 +88,7 @@ func TestTenThousandProcessesOfATargetLeaveNothing(t *testing.T) {
 	churn(10_000)
 	c.requireAccount()
 	assert.GreaterOrEqual(t, c.points("records")["process"], int64(2*10_500), "each was seen to come and to go")
-	assert.Less(t, int64(heap())-int64(before), int64(1<<20), "the receiver's memory is flat")
+	assert.Less(t, heap()-before, int64(1<<20), "the receiver's memory is flat")
 	assert.Equal(t, 1, entries(t, "processes"))
 	assert.Zero(t, entries(t, "lanes"))
 	assert.Zero(t, c.number("map_full"))
@@ -134,7 +134,7 @@ func TestTenThousandThreadsOfATargetLeaveNothing(t *testing.T) {
 	requests = nil
 	c.sink.Reset()
 	c.requireAccount()
-	assert.Less(t, int64(heap())-int64(before), int64(4<<20), "the receiver's memory is flat")
+	assert.Less(t, heap()-before, int64(4<<20), "the receiver's memory is flat")
 	assert.Eventually(t, func() bool { // the last threads end after their answers
 		states, err := threadStates(s.pid())
 		return err == nil && len(states) == len(idle)
@@ -375,7 +375,7 @@ func TestAReceiverRestartedAHundredTimesLeavesNothing(t *testing.T) {
 	requireRoot(t)
 	s := startCIn(t)
 	pins := pinned(t)
-	files, goroutines, before := 0, 0, uint64(0)
+	files, goroutines, before := 0, 0, int64(0)
 	var ours held
 	for i := range 101 {
 		if i == 1 { // what is made once is made
@@ -401,7 +401,7 @@ func TestAReceiverRestartedAHundredTimesLeavesNothing(t *testing.T) {
 	}
 	assert.Equal(t, files, openFiles(t))
 	assert.LessOrEqual(t, runtime.NumGoroutine(), goroutines)
-	assert.Less(t, int64(heap())-int64(before), int64(1<<20))
+	assert.Less(t, heap()-before, int64(1<<20))
 	assert.Equal(t, pins, pinned(t))
 	assert.Empty(t, holds(t))
 	assert.Eventually(t, func() bool { return ours.left() == 0 }, 5*time.Second, 20*time.Millisecond)

@@ -38,8 +38,10 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	if binary, err := compile(); err == nil && os.Getenv(builtServer) == "" {
-		_ = os.Remove(binary)
+	for _, compiled := range []func() (string, error){compile, compileSockets} {
+		if binary, err := compiled(); err == nil && binary != os.Getenv(builtServer) {
+			_ = os.Remove(binary)
+		}
 	}
 	os.Exit(code)
 }

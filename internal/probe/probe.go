@@ -320,6 +320,38 @@ func (p *Probe) AddPort(netns uint32, port uint16) error {
 	return nil
 }
 
+// DropPorts forgets the ports at which a listener has closed and that AddPort has
+// not named since: several may listen on one port.
+func (p *Probe) DropPorts() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return os.ErrClosed
+	}
+	var (
+		ports  = p.objects.Maps["ports"]
+		key    bpf.KernelPortKey
+		closed uint32
+		drop   []bpf.KernelPortKey
+	)
+	it := ports.Iterate()
+	for it.Next(&key, &closed) {
+		if closed != 0 {
+			drop = append(drop, key)
+		}
+	}
+	errs := []error{it.Err()}
+	for _, key := range drop {
+		if err := ports.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("forget ports that nobody listens on: %w", err)
+	}
+	return nil
+}
+
 // visitThreads lets the kernel side look at every thread of the machine.
 func (p *Probe) visitThreads() error {
 	it, err := link.AttachIter(link.IterOptions{Program: p.objects.Programs["track_threads"]})
