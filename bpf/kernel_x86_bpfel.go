@@ -508,7 +508,20 @@ type KernelThread struct {
 		Major uint8
 		Early uint8
 	}
-	Total    [14]uint64
+	Total   [14]uint64
+	Spilled [14]struct {
+		_     structs.HostLayout
+		From  uint64
+		To    uint64
+		Ns    uint64
+		Pid   uint32
+		Tid   uint32
+		Waker uint32
+		Stage uint8
+		Depth uint8
+		Major uint8
+		Early uint8
+	}
 	Readings [12]struct {
 		_     structs.HostLayout
 		Time  uint64
@@ -532,7 +545,8 @@ type KernelThread struct {
 	Caused      uint8
 	Curg        uint16
 	Accepts     uint8
-	Pad3        [7]uint8
+	Spills      uint8
+	Pad3        [6]uint8
 	_           [4]byte
 }
 

@@ -24,6 +24,7 @@ import (
 type Seen struct {
 	Stages     map[string]float64 // exclusive, by stage
 	Sockets    map[string]float64 // plain totals of socket stages
+	Wakers     map[string]float64 // the part of Stages that passed on other threads
 	Duration   float64
 	Incomplete []string // why the record is not whole
 	Missing    []string // stages that could not be measured
@@ -114,7 +115,7 @@ func (o *observer) consume(td ptrace.Traces) {
 // read takes from a request's span what is compared.
 func read(s ptrace.Span) *Seen {
 	seen := &Seen{
-		Stages: map[string]float64{}, Sockets: map[string]float64{},
+		Stages: map[string]float64{}, Sockets: map[string]float64{}, Wakers: map[string]float64{},
 		Duration: s.EndTimestamp().AsTime().Sub(s.StartTimestamp().AsTime()).Seconds(),
 		span:     s.SpanID(), began: s.StartTimestamp().AsTime(),
 	}
@@ -123,6 +124,8 @@ func read(s ptrace.Span) *Seen {
 			seen.Stages[stage] = v.Double()
 		} else if stage, ok := strings.CutPrefix(name, "ebpfllm.socket."); ok {
 			seen.Sockets[stage] = v.Double()
+		} else if stage, ok := strings.CutPrefix(name, "ebpfllm.waker."); ok {
+			seen.Wakers[stage] = v.Double()
 		}
 	}
 	list := func(name string) (all []string) {

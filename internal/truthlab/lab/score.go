@@ -460,6 +460,9 @@ func (r *Result) example(which string, x *Sample, usual *baseline, about *Seen) 
 			socket = "socket "
 		}
 		text += fmt.Sprintf("; %s%s %.1f ms", socket, k.stage, 1e3*excess[k])
+		if w := about.Wakers[k.stage]; w >= floor && !k.socket {
+			text += fmt.Sprintf(" (%.1f ms by others)", 1e3*w)
+		}
 	}
 	for i, p := range about.parts {
 		if i == 5 {

@@ -143,9 +143,10 @@ static void *take_cpu(void *arg)
 	CPU_SET(h->cpu, &set);
 	if (sched_setaffinity(0, sizeof(set), &set))
 		die("sched_setaffinity");
-	pthread_barrier_wait(&h->begun);
+	/* before work begins: else it may be over first */
 	if (sched_setscheduler(0, SCHED_FIFO, &first))
 		die("steal needs real-time priority, which this cgroup or user may not have: sched_setscheduler");
+	pthread_barrier_wait(&h->begun);
 	long end = now_us() + h->ms * 1000;
 	while (now_us() < end)
 		;
