@@ -163,6 +163,14 @@ func (l *Link) Occupy(d Direction, bytes int) {
 	l.paths[d].occupy(bytes, time.Now())
 }
 
+// Left tells when the latest data that were sent to a TCP port in a direction had left their
+// sender's host; the zero time if none were. It is known for ports of the link's life.
+func (l *Link) Left(d Direction, port uint16) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.paths[d].data[port]
+}
+
 // Stats of a direction so far.
 func (l *Link) Stats(d Direction) Stats {
 	l.mu.Lock()

@@ -152,6 +152,8 @@ func bloatedStream(far *servers.Far) lab.Scenario {
 		// so little of the answer may be on the way that the rest must wait for acknowledgements
 		Load:  lab.Load{Rate: 32, Dial: receiveBuffer(32 << 10)},
 		Setup: setup, Inject: inject,
+		// one whose last window is on the way when the buffer fills is delayed there alone
+		Left: func(port uint16) time.Time { return far.Link.Left(link.ToClient, port) },
 	}
 }
 

@@ -280,7 +280,8 @@ func nodeFaults(server lab.Server) []lab.Scenario {
 		},
 		{
 			Name: "page_fault", Stage: "page_fault", Normal: get("/code?1"), Affected: get("/code?1"),
-			What: "Node's own code was evicted from memory",
+			Brings: []string{"receive_queue"}, // the code that reads the request was evicted as well
+			What:   "Node's own code was evicted from memory",
 			Before: func(_ context.Context, rig *lab.Rig) error {
 				return disturb.EvictMapping(rig.PIDs[0], rig.Paths["code"])
 			},
