@@ -299,12 +299,16 @@ func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Resu
 }
 
 // shares tells whether a shared stall is said of a request, with whom it is shared, that
-// lasted as long as it waited with another, within the error of a latency.
+// lasted, in one piece or several, as long as it waited with another, within the error of
+// a latency.
 func (s *Seen) shares(stage string, waited time.Duration) bool {
-	return slices.ContainsFunc(s.parts, func(p stretch) bool {
-		return p.stage == stage && p.shared && p.sharedBy >= 2 && p.links >= 1 &&
-			relative(p.took.Seconds(), waited.Seconds()) <= barErrorP95
-	})
+	var took time.Duration
+	for _, p := range s.parts {
+		if p.stage == stage && p.shared && p.sharedBy >= 2 && p.links >= 1 {
+			took += p.took
+		}
+	}
+	return took > 0 && relative(took.Seconds(), waited.Seconds()) <= barErrorP95
 }
 
 // happened says so if the fault did not: if it cost, at the median and by the server's
