@@ -485,6 +485,7 @@ type KernelThread struct {
 	Fault        uint64
 	FaultOut     uint64
 	FaultBase    int64
+	FaultEnd     uint64
 	Memory       uint32
 	Pad2         uint32
 	MemoryFrom   [2]uint64
@@ -600,6 +601,7 @@ const (
 	KernelVarConnsLosing          = "conns_losing"
 	KernelVarConnsOpen            = "conns_open"
 	KernelVarCounterType          = "counter_type"
+	KernelVarFaultAround          = "fault_around"
 	KernelVarHeadFlagsType        = "head_flags_type"
 	KernelVarHeadRecordType       = "head_record_type"
 	KernelVarMinDuration          = "min_duration"
@@ -721,6 +723,7 @@ type KernelVariableSpecs struct {
 	ConnsLosing          *ebpf.VariableSpec `ebpf:"conns_losing"`
 	ConnsOpen            *ebpf.VariableSpec `ebpf:"conns_open"`
 	CounterType          *ebpf.VariableSpec `ebpf:"counter_type"`
+	FaultAround          *ebpf.VariableSpec `ebpf:"fault_around"`
 	HeadFlagsType        *ebpf.VariableSpec `ebpf:"head_flags_type"`
 	HeadRecordType       *ebpf.VariableSpec `ebpf:"head_record_type"`
 	MinDuration          *ebpf.VariableSpec `ebpf:"min_duration"`
@@ -802,6 +805,7 @@ type KernelVariables struct {
 	ConnsLosing          *ebpf.Variable `ebpf:"conns_losing"`
 	ConnsOpen            *ebpf.Variable `ebpf:"conns_open"`
 	CounterType          *ebpf.Variable `ebpf:"counter_type"`
+	FaultAround          *ebpf.Variable `ebpf:"fault_around"`
 	HeadFlagsType        *ebpf.Variable `ebpf:"head_flags_type"`
 	HeadRecordType       *ebpf.Variable `ebpf:"head_record_type"`
 	MinDuration          *ebpf.Variable `ebpf:"min_duration"`

@@ -92,6 +92,7 @@ struct thread {
 	__u64 fault;	 /* start of the page fault it is in; 0 if none */
 	__u64 fault_out; /* time since that start which is not the fault's: in the run queue, in reclaim and compaction */
 	__s64 fault_base; /* the lane's page_fault time at that start */
+	__u64 fault_end; /* when the latest one from user mode was over */
 	/*
 	 * What it is in of reclaim and compaction, innermost in the lowest byte: they nest, in a fault or a system
 	 * call. For each of the two: its start, and the lane's time in it then.

@@ -393,7 +393,7 @@ func inject(ctx, loading context.Context, s *Scenario, rig *Rig, record func(win
 }
 
 // moment is how close to a fault's beginning a request has to be sent for it to be unknown
-// which of the two a thread that serves all requests met first.
+// which of the two the server met first.
 const moment = time.Millisecond
 
 // classify sorts requests by what was done to them.
@@ -426,7 +426,7 @@ func classify(samples []*Sample, windows []window, s *Scenario) *outcome {
 					at = x.Left
 				}
 				held = max(held, minTime(at, w.end).Sub(maxTime(x.Start, w.begin)))
-				abreast = abreast || s.Server.Serial && x.Start.Sub(w.begin).Abs() < moment
+				abreast = abreast || x.Start.Sub(w.begin).Abs() < moment
 			}
 		}
 		switch {

@@ -188,6 +188,15 @@ func (l *Link) Shape(rate int64, burst, buffer int) error {
 	})
 }
 
+// Steer has the packets that come to the server's device handled on a CPU (RPS).
+func (l *Link) Steer(cpu int) error {
+	const queue = "/sys/class/net/" + far + "/queues/rx-0/rps_cpus"
+	return l.Do(func() error {
+		// /sys shows the devices of the namespace that it was mounted in
+		return run("unshare", "--mount", "sh", "-ec", fmt.Sprintf("mount -t sysfs sysfs /sys; echo %x > %s", 1<<cpu, queue))
+	})
+}
+
 // Unshape undoes Shape. What waits in the bucket is lost.
 func (l *Link) Unshape() error {
 	return l.Do(func() error { return run("tc", "qdisc", "del", "dev", far, "root") })
