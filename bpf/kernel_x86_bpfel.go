@@ -490,6 +490,7 @@ type KernelThread struct {
 	Fault        uint64
 	FaultOut     uint64
 	FaultBase    int64
+	FaultEnd     uint64
 	Memory       uint32
 	Pad2         uint32
 	MemoryFrom   [2]uint64
@@ -513,7 +514,20 @@ type KernelThread struct {
 		Major uint8
 		Early uint8
 	}
-	Total    [14]uint64
+	Total   [14]uint64
+	Spilled [14]struct {
+		_     structs.HostLayout
+		From  uint64
+		To    uint64
+		Ns    uint64
+		Pid   uint32
+		Tid   uint32
+		Waker uint32
+		Stage uint8
+		Depth uint8
+		Major uint8
+		Early uint8
+	}
 	Readings [12]struct {
 		_     structs.HostLayout
 		Time  uint64
@@ -537,7 +551,8 @@ type KernelThread struct {
 	Caused      uint8
 	Curg        uint16
 	Accepts     uint8
-	Pad3        [7]uint8
+	Spills      uint8
+	Pad3        [6]uint8
 	_           [4]byte
 }
 
@@ -598,6 +613,7 @@ const (
 	KernelVarConnsLosing              = "conns_losing"
 	KernelVarConnsOpen                = "conns_open"
 	KernelVarCounterType              = "counter_type"
+	KernelVarFaultAround              = "fault_around"
 	KernelVarHeadFlagsType            = "head_flags_type"
 	KernelVarHeadRecordType           = "head_record_type"
 	KernelVarMinDuration              = "min_duration"
@@ -726,6 +742,7 @@ type KernelVariableSpecs struct {
 	ConnsLosing          *ebpf.VariableSpec `ebpf:"conns_losing"`
 	ConnsOpen            *ebpf.VariableSpec `ebpf:"conns_open"`
 	CounterType          *ebpf.VariableSpec `ebpf:"counter_type"`
+	FaultAround          *ebpf.VariableSpec `ebpf:"fault_around"`
 	HeadFlagsType        *ebpf.VariableSpec `ebpf:"head_flags_type"`
 	HeadRecordType       *ebpf.VariableSpec `ebpf:"head_record_type"`
 	MinDuration          *ebpf.VariableSpec `ebpf:"min_duration"`
@@ -807,6 +824,7 @@ type KernelVariables struct {
 	ConnsLosing          *ebpf.Variable `ebpf:"conns_losing"`
 	ConnsOpen            *ebpf.Variable `ebpf:"conns_open"`
 	CounterType          *ebpf.Variable `ebpf:"counter_type"`
+	FaultAround          *ebpf.Variable `ebpf:"fault_around"`
 	HeadFlagsType        *ebpf.Variable `ebpf:"head_flags_type"`
 	HeadRecordType       *ebpf.Variable `ebpf:"head_record_type"`
 	MinDuration          *ebpf.Variable `ebpf:"min_duration"`
