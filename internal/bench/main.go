@@ -95,7 +95,7 @@ func main() {
 	}
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := error(nil)
+	var err error
 	if *fill > 0 {
 		err = fillTwice(ctx, *fill)
 	} else {
