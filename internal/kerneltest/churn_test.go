@@ -440,6 +440,9 @@ func TestAReceiverThatIsKilledLeavesNothingAndTheNextOneIsRight(t *testing.T) {
 
 	c := collect(t, targetC(t))
 	answered() // a request of before
+	write(t, conn, "/cpu?1")
+	answered() // the first that is seen on it: nobody saw it come
+	assert.Equal(t, []any{assemble.IncompleteArrival}, c.to("/cpu", 1)[0].Attributes["ebpfllm.incomplete.reasons"])
 	write(t, conn, "/lock?60")
 	answered()
 	r := &c.to("/lock", 1)[0]
