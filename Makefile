@@ -18,7 +18,7 @@ export SCENARIO
 export EBPFLLM_COLLECTOR := $(CURDIR)/$(DIST)
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-full build-agent generate generate-ocb test truth truth-docs demo demo-llamacpp run bench bench-overhead bench-receiver soak soak-sampler lint fmt backends test-backends clean
+.PHONY: help build build-full build-agent generate generate-ocb test test-kernels kernels-docs truth truth-docs demo demo-llamacpp run bench bench-overhead bench-receiver soak soak-sampler lint fmt backends test-backends clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -53,6 +53,15 @@ test: build ## run every test; as root the kernel tests run too
 	$(TOOLS) gotestsum --format pkgname --format-hide-empty-pkg --jsonfile out/test.json --post-run-command internal/tools/counts.sh \
 		--raw-command -- internal/tools/gotest.sh "$(if $(filter ./...,$(PKGS)),$(MODULES),.)" -count 1 -timeout 20m $(TESTFLAGS) $(PKGS)
 
+# Which kernels; e.g. make test-kernels KERNELS=6.1,6.12 KERNELFLAGS=-v
+KERNELS := 5.10,6.1,6.12,6.18,newest
+test-kernels: ## run the kernel tests on other kernels, in emulated machines; writes out/kernels.json (needs qemu-system-x86, cpio, kmod, e2fsprogs, xz-utils, zstd, lz4, gcc)
+	@mkdir -p out
+	go run ./internal/vmtest -kernels $(KERNELS) $(KERNELFLAGS)
+
+kernels-docs: ## put the table of out/kernels.json into docs/kernels.md
+	go run ./internal/vmtest -docs docs/kernels.md
+
 truth: ## inject known faults and hold what the receiver says of them to its bars; SCENARIO='host/lock' runs some, TRUTHFLAGS=-quick the short list (as root)
 	go run ./internal/truthlab $(if $(SCENARIO),-run "$$SCENARIO" -add) $(TRUTHFLAGS)
 
@@ -73,9 +82,9 @@ bench: ## measure; writes out/bench.json
 	@mkdir -p out
 	go build -o out/servercost ./internal/servercost
 	cd internal/bench && go build -o ../../out/clusteronce ./clusteronce
-	go test -c -o out/recall ./processor/spikesamplingprocessor
+	go test -c -o out/processor.test ./processor/spikesamplingprocessor
 	cd internal/bench && go run . -out ../../out/bench.json -cluster-once ../../out/clusteronce \
-		-recall '../../out/recall -test.run ^$$ -test.bench Recall -test.benchtime 10x' \
+		-benchmarks 'p="../../out/processor.test -test.run ^$$"; $$p -test.bench Recall -test.benchtime 10x && $$p -test.bench Planted -test.benchtime 1x && $$p -test.bench "Step$$"' \
 		-server-cost '../../out/servercost -out - -configs echo_all,echo_tcp -rounds 20'
 
 # e.g. make bench-overhead OVERHEADFLAGS='-configs bystander -rounds 80'

@@ -160,9 +160,13 @@ static __always_inline int head_scan(struct head_buffer *h, int have, int ret, _
 		return 1;
 	}
 	h->head.len = n;
-	for (__u32 i = 4; i > 0; i--) /* bounded by the size of last */
-		if (n >= i && n - i < HEAD_BYTES)
-			*last = *last << 8 | h->bytes[n - i];
+	for (__u32 i = 4; i > 0; i--) { /* bounded by the size of last */
+		__u32 at = n - i;
+
+		asm volatile("" : "+r"(at)); /* else the verifier of 6.1 does not see that it was compared */
+		if (at < HEAD_BYTES)
+			*last = *last << 8 | h->bytes[at];
+	}
 	*total += n;
 	if (n < ret || *total >= limit) {
 		h->head.flags |= HEAD_TRUNCATED;

@@ -76,6 +76,7 @@ struct signal_struct {
 };
 struct task_struct {
 	unsigned int __state;
+	int on_cpu;
 	int pid;
 	int tgid;
 	unsigned int in_iowait : 1;
@@ -166,6 +167,9 @@ struct iov_iter {
 	void *ubuf;
 	unsigned long count;
 	unsigned long nr_segs;
+};
+struct iov_iter___before_6_4 {
+	const void *iov;
 };
 struct msghdr {
 	struct iov_iter msg_iter;

@@ -344,6 +344,7 @@ const (
 	KernelProcessFlagsPROCESS_GO        KernelProcessFlags = 2
 	KernelProcessFlagsPROCESS_NO_LANE   KernelProcessFlags = 4
 	KernelProcessFlagsPROCESS_FORGET    KernelProcessFlags = 8
+	KernelProcessFlagsPROCESS_FORKED    KernelProcessFlags = 16
 )
 
 type KernelProcessRecord struct {
@@ -489,6 +490,7 @@ type KernelThread struct {
 	Fault        uint64
 	FaultOut     uint64
 	FaultBase    int64
+	FaultEnd     uint64
 	Memory       uint32
 	Pad2         uint32
 	MemoryFrom   [2]uint64
@@ -512,7 +514,20 @@ type KernelThread struct {
 		Major uint8
 		Early uint8
 	}
-	Total    [14]uint64
+	Total   [14]uint64
+	Spilled [14]struct {
+		_     structs.HostLayout
+		From  uint64
+		To    uint64
+		Ns    uint64
+		Pid   uint32
+		Tid   uint32
+		Waker uint32
+		Stage uint8
+		Depth uint8
+		Major uint8
+		Early uint8
+	}
 	Readings [12]struct {
 		_     structs.HostLayout
 		Time  uint64
@@ -536,7 +551,8 @@ type KernelThread struct {
 	Caused      uint8
 	Curg        uint16
 	Accepts     uint8
-	Pad3        [7]uint8
+	Spills      uint8
+	Pad3        [6]uint8
 	_           [4]byte
 }
 
@@ -544,71 +560,79 @@ type KernelThread struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	KernelMapArrivals             = "arrivals"
-	KernelMapChainCpus            = "chain_cpus"
-	KernelMapConns                = "conns"
-	KernelMapCounters             = "counters"
-	KernelMapHeadBuffers          = "head_buffers"
-	KernelMapLanes                = "lanes"
-	KernelMapPorts                = "ports"
-	KernelMapProcesses            = "processes"
-	KernelMapRing                 = "ring"
-	KernelMapSoftirqs             = "softirqs"
-	KernelMapStops                = "stops"
-	KernelMapThreads              = "threads"
-	KernelProgCompactionBegin     = "compaction_begin"
-	KernelProgCompactionEnd       = "compaction_end"
-	KernelProgContentionBegin     = "contention_begin"
-	KernelProgContentionEnd       = "contention_end"
-	KernelProgDataReady           = "data_ready"
-	KernelProgDevQueue            = "dev_queue"
-	KernelProgDevXmit             = "dev_xmit"
-	KernelProgDirectReclaimBegin  = "direct_reclaim_begin"
-	KernelProgDirectReclaimEnd    = "direct_reclaim_end"
-	KernelProgMemcgReclaimBegin   = "memcg_reclaim_begin"
-	KernelProgMemcgReclaimEnd     = "memcg_reclaim_end"
-	KernelProgPageFaultKernel     = "page_fault_kernel"
-	KernelProgPageFaultMajor      = "page_fault_major"
-	KernelProgPageFaultMinor      = "page_fault_minor"
-	KernelProgPageFaultUser       = "page_fault_user"
-	KernelProgProcessExec         = "process_exec"
-	KernelProgProcessExit         = "process_exit"
-	KernelProgProcessFork         = "process_fork"
-	KernelProgRecvLength          = "recv_length"
-	KernelProgSchedSwitch         = "sched_switch"
-	KernelProgSchedWaking         = "sched_waking"
-	KernelProgSendLength          = "send_length"
-	KernelProgSendmsgLocked       = "sendmsg_locked"
-	KernelProgSockSetState        = "sock_set_state"
-	KernelProgSoftirqEntry        = "softirq_entry"
-	KernelProgSoftirqRaise        = "softirq_raise"
-	KernelProgTcpAck              = "tcp_ack"
-	KernelProgTcpRetransmit       = "tcp_retransmit"
-	KernelProgTrackThreads        = "track_threads"
-	KernelVarCloseFlagsType       = "close_flags_type"
-	KernelVarCloseRecordType      = "close_record_type"
-	KernelVarConnsLosing          = "conns_losing"
-	KernelVarConnsOpen            = "conns_open"
-	KernelVarCounterType          = "counter_type"
-	KernelVarHeadFlagsType        = "head_flags_type"
-	KernelVarHeadRecordType       = "head_record_type"
-	KernelVarMinDuration          = "min_duration"
-	KernelVarNuma                 = "numa"
-	KernelVarOccurrenceFlagsType  = "occurrence_flags_type"
-	KernelVarOccurrenceRecordType = "occurrence_record_type"
-	KernelVarPending              = "pending"
-	KernelVarPendingNext          = "pending_next"
-	KernelVarPendingSlots         = "pending_slots"
-	KernelVarPreemptCountAt       = "preempt_count_at"
-	KernelVarPreemptCountKnown    = "preempt_count_known"
-	KernelVarProcessFlagsType     = "process_flags_type"
-	KernelVarProcessRecordType    = "process_record_type"
-	KernelVarProgressFlagsType    = "progress_flags_type"
-	KernelVarProgressRecordType   = "progress_record_type"
-	KernelVarRecordKindType       = "record_kind_type"
-	KernelVarRetransmitFlagsType  = "retransmit_flags_type"
-	KernelVarRetransmitRecordType = "retransmit_record_type"
-	KernelVarStageType            = "stage_type"
+	KernelMapArrivals                 = "arrivals"
+	KernelMapChainCpus                = "chain_cpus"
+	KernelMapConns                    = "conns"
+	KernelMapCounters                 = "counters"
+	KernelMapHeadBuffers              = "head_buffers"
+	KernelMapLanes                    = "lanes"
+	KernelMapPorts                    = "ports"
+	KernelMapProcesses                = "processes"
+	KernelMapRing                     = "ring"
+	KernelMapSoftirqs                 = "softirqs"
+	KernelMapStops                    = "stops"
+	KernelMapThreads                  = "threads"
+	KernelProgCompactionBegin         = "compaction_begin"
+	KernelProgCompactionEnd           = "compaction_end"
+	KernelProgContentionBegin         = "contention_begin"
+	KernelProgContentionEnd           = "contention_end"
+	KernelProgDataReady               = "data_ready"
+	KernelProgDataReadyFentry         = "data_ready_fentry"
+	KernelProgDevQueue                = "dev_queue"
+	KernelProgDevXmit                 = "dev_xmit"
+	KernelProgDirectReclaimBegin      = "direct_reclaim_begin"
+	KernelProgDirectReclaimEnd        = "direct_reclaim_end"
+	KernelProgMemcgReclaimBegin       = "memcg_reclaim_begin"
+	KernelProgMemcgReclaimEnd         = "memcg_reclaim_end"
+	KernelProgPageFaultKernel         = "page_fault_kernel"
+	KernelProgPageFaultMajor          = "page_fault_major"
+	KernelProgPageFaultMinor          = "page_fault_minor"
+	KernelProgPageFaultUser           = "page_fault_user"
+	KernelProgProcessExec             = "process_exec"
+	KernelProgProcessExit             = "process_exit"
+	KernelProgProcessFork             = "process_fork"
+	KernelProgRecvLength              = "recv_length"
+	KernelProgRecvLengthFexit         = "recv_length_fexit"
+	KernelProgRecvLengthNonblockFexit = "recv_length_nonblock_fexit"
+	KernelProgSchedSwitch             = "sched_switch"
+	KernelProgSchedWaking             = "sched_waking"
+	KernelProgSendLength              = "send_length"
+	KernelProgSendLengthFexit         = "send_length_fexit"
+	KernelProgSendmsgLocked           = "sendmsg_locked"
+	KernelProgSendmsgLockedFentry     = "sendmsg_locked_fentry"
+	KernelProgSendpagesFentry         = "sendpages_fentry"
+	KernelProgSendpagesFexit          = "sendpages_fexit"
+	KernelProgSockSetState            = "sock_set_state"
+	KernelProgSoftirqEntry            = "softirq_entry"
+	KernelProgSoftirqRaise            = "softirq_raise"
+	KernelProgTcpAck                  = "tcp_ack"
+	KernelProgTcpRetransmit           = "tcp_retransmit"
+	KernelProgTrackThreads            = "track_threads"
+	KernelVarCloseFlagsType           = "close_flags_type"
+	KernelVarCloseRecordType          = "close_record_type"
+	KernelVarConnsLosing              = "conns_losing"
+	KernelVarConnsOpen                = "conns_open"
+	KernelVarCounterType              = "counter_type"
+	KernelVarFaultAround              = "fault_around"
+	KernelVarHeadFlagsType            = "head_flags_type"
+	KernelVarHeadRecordType           = "head_record_type"
+	KernelVarMinDuration              = "min_duration"
+	KernelVarNuma                     = "numa"
+	KernelVarOccurrenceFlagsType      = "occurrence_flags_type"
+	KernelVarOccurrenceRecordType     = "occurrence_record_type"
+	KernelVarPending                  = "pending"
+	KernelVarPendingNext              = "pending_next"
+	KernelVarPendingSlots             = "pending_slots"
+	KernelVarPreemptCountAt           = "preempt_count_at"
+	KernelVarPreemptCountKnown        = "preempt_count_known"
+	KernelVarProcessFlagsType         = "process_flags_type"
+	KernelVarProcessRecordType        = "process_record_type"
+	KernelVarProgressFlagsType        = "progress_flags_type"
+	KernelVarProgressRecordType       = "progress_record_type"
+	KernelVarRecordKindType           = "record_kind_type"
+	KernelVarRetransmitFlagsType      = "retransmit_flags_type"
+	KernelVarRetransmitRecordType     = "retransmit_record_type"
+	KernelVarStageType                = "stage_type"
 )
 
 // LoadKernel returns the embedded CollectionSpec for Kernel.
@@ -653,35 +677,42 @@ type KernelSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelProgramSpecs struct {
-	CompactionBegin    *ebpf.ProgramSpec `ebpf:"compaction_begin"`
-	CompactionEnd      *ebpf.ProgramSpec `ebpf:"compaction_end"`
-	ContentionBegin    *ebpf.ProgramSpec `ebpf:"contention_begin"`
-	ContentionEnd      *ebpf.ProgramSpec `ebpf:"contention_end"`
-	DataReady          *ebpf.ProgramSpec `ebpf:"data_ready"`
-	DevQueue           *ebpf.ProgramSpec `ebpf:"dev_queue"`
-	DevXmit            *ebpf.ProgramSpec `ebpf:"dev_xmit"`
-	DirectReclaimBegin *ebpf.ProgramSpec `ebpf:"direct_reclaim_begin"`
-	DirectReclaimEnd   *ebpf.ProgramSpec `ebpf:"direct_reclaim_end"`
-	MemcgReclaimBegin  *ebpf.ProgramSpec `ebpf:"memcg_reclaim_begin"`
-	MemcgReclaimEnd    *ebpf.ProgramSpec `ebpf:"memcg_reclaim_end"`
-	PageFaultKernel    *ebpf.ProgramSpec `ebpf:"page_fault_kernel"`
-	PageFaultMajor     *ebpf.ProgramSpec `ebpf:"page_fault_major"`
-	PageFaultMinor     *ebpf.ProgramSpec `ebpf:"page_fault_minor"`
-	PageFaultUser      *ebpf.ProgramSpec `ebpf:"page_fault_user"`
-	ProcessExec        *ebpf.ProgramSpec `ebpf:"process_exec"`
-	ProcessExit        *ebpf.ProgramSpec `ebpf:"process_exit"`
-	ProcessFork        *ebpf.ProgramSpec `ebpf:"process_fork"`
-	RecvLength         *ebpf.ProgramSpec `ebpf:"recv_length"`
-	SchedSwitch        *ebpf.ProgramSpec `ebpf:"sched_switch"`
-	SchedWaking        *ebpf.ProgramSpec `ebpf:"sched_waking"`
-	SendLength         *ebpf.ProgramSpec `ebpf:"send_length"`
-	SendmsgLocked      *ebpf.ProgramSpec `ebpf:"sendmsg_locked"`
-	SockSetState       *ebpf.ProgramSpec `ebpf:"sock_set_state"`
-	SoftirqEntry       *ebpf.ProgramSpec `ebpf:"softirq_entry"`
-	SoftirqRaise       *ebpf.ProgramSpec `ebpf:"softirq_raise"`
-	TcpAck             *ebpf.ProgramSpec `ebpf:"tcp_ack"`
-	TcpRetransmit      *ebpf.ProgramSpec `ebpf:"tcp_retransmit"`
-	TrackThreads       *ebpf.ProgramSpec `ebpf:"track_threads"`
+	CompactionBegin         *ebpf.ProgramSpec `ebpf:"compaction_begin"`
+	CompactionEnd           *ebpf.ProgramSpec `ebpf:"compaction_end"`
+	ContentionBegin         *ebpf.ProgramSpec `ebpf:"contention_begin"`
+	ContentionEnd           *ebpf.ProgramSpec `ebpf:"contention_end"`
+	DataReady               *ebpf.ProgramSpec `ebpf:"data_ready"`
+	DataReadyFentry         *ebpf.ProgramSpec `ebpf:"data_ready_fentry"`
+	DevQueue                *ebpf.ProgramSpec `ebpf:"dev_queue"`
+	DevXmit                 *ebpf.ProgramSpec `ebpf:"dev_xmit"`
+	DirectReclaimBegin      *ebpf.ProgramSpec `ebpf:"direct_reclaim_begin"`
+	DirectReclaimEnd        *ebpf.ProgramSpec `ebpf:"direct_reclaim_end"`
+	MemcgReclaimBegin       *ebpf.ProgramSpec `ebpf:"memcg_reclaim_begin"`
+	MemcgReclaimEnd         *ebpf.ProgramSpec `ebpf:"memcg_reclaim_end"`
+	PageFaultKernel         *ebpf.ProgramSpec `ebpf:"page_fault_kernel"`
+	PageFaultMajor          *ebpf.ProgramSpec `ebpf:"page_fault_major"`
+	PageFaultMinor          *ebpf.ProgramSpec `ebpf:"page_fault_minor"`
+	PageFaultUser           *ebpf.ProgramSpec `ebpf:"page_fault_user"`
+	ProcessExec             *ebpf.ProgramSpec `ebpf:"process_exec"`
+	ProcessExit             *ebpf.ProgramSpec `ebpf:"process_exit"`
+	ProcessFork             *ebpf.ProgramSpec `ebpf:"process_fork"`
+	RecvLength              *ebpf.ProgramSpec `ebpf:"recv_length"`
+	RecvLengthFexit         *ebpf.ProgramSpec `ebpf:"recv_length_fexit"`
+	RecvLengthNonblockFexit *ebpf.ProgramSpec `ebpf:"recv_length_nonblock_fexit"`
+	SchedSwitch             *ebpf.ProgramSpec `ebpf:"sched_switch"`
+	SchedWaking             *ebpf.ProgramSpec `ebpf:"sched_waking"`
+	SendLength              *ebpf.ProgramSpec `ebpf:"send_length"`
+	SendLengthFexit         *ebpf.ProgramSpec `ebpf:"send_length_fexit"`
+	SendmsgLocked           *ebpf.ProgramSpec `ebpf:"sendmsg_locked"`
+	SendmsgLockedFentry     *ebpf.ProgramSpec `ebpf:"sendmsg_locked_fentry"`
+	SendpagesFentry         *ebpf.ProgramSpec `ebpf:"sendpages_fentry"`
+	SendpagesFexit          *ebpf.ProgramSpec `ebpf:"sendpages_fexit"`
+	SockSetState            *ebpf.ProgramSpec `ebpf:"sock_set_state"`
+	SoftirqEntry            *ebpf.ProgramSpec `ebpf:"softirq_entry"`
+	SoftirqRaise            *ebpf.ProgramSpec `ebpf:"softirq_raise"`
+	TcpAck                  *ebpf.ProgramSpec `ebpf:"tcp_ack"`
+	TcpRetransmit           *ebpf.ProgramSpec `ebpf:"tcp_retransmit"`
+	TrackThreads            *ebpf.ProgramSpec `ebpf:"track_threads"`
 }
 
 // KernelMapSpecs contains maps before they are loaded into the kernel.
@@ -711,6 +742,7 @@ type KernelVariableSpecs struct {
 	ConnsLosing          *ebpf.VariableSpec `ebpf:"conns_losing"`
 	ConnsOpen            *ebpf.VariableSpec `ebpf:"conns_open"`
 	CounterType          *ebpf.VariableSpec `ebpf:"counter_type"`
+	FaultAround          *ebpf.VariableSpec `ebpf:"fault_around"`
 	HeadFlagsType        *ebpf.VariableSpec `ebpf:"head_flags_type"`
 	HeadRecordType       *ebpf.VariableSpec `ebpf:"head_record_type"`
 	MinDuration          *ebpf.VariableSpec `ebpf:"min_duration"`
@@ -792,6 +824,7 @@ type KernelVariables struct {
 	ConnsLosing          *ebpf.Variable `ebpf:"conns_losing"`
 	ConnsOpen            *ebpf.Variable `ebpf:"conns_open"`
 	CounterType          *ebpf.Variable `ebpf:"counter_type"`
+	FaultAround          *ebpf.Variable `ebpf:"fault_around"`
 	HeadFlagsType        *ebpf.Variable `ebpf:"head_flags_type"`
 	HeadRecordType       *ebpf.Variable `ebpf:"head_record_type"`
 	MinDuration          *ebpf.Variable `ebpf:"min_duration"`
@@ -817,35 +850,42 @@ type KernelVariables struct {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelPrograms struct {
-	CompactionBegin    *ebpf.Program `ebpf:"compaction_begin"`
-	CompactionEnd      *ebpf.Program `ebpf:"compaction_end"`
-	ContentionBegin    *ebpf.Program `ebpf:"contention_begin"`
-	ContentionEnd      *ebpf.Program `ebpf:"contention_end"`
-	DataReady          *ebpf.Program `ebpf:"data_ready"`
-	DevQueue           *ebpf.Program `ebpf:"dev_queue"`
-	DevXmit            *ebpf.Program `ebpf:"dev_xmit"`
-	DirectReclaimBegin *ebpf.Program `ebpf:"direct_reclaim_begin"`
-	DirectReclaimEnd   *ebpf.Program `ebpf:"direct_reclaim_end"`
-	MemcgReclaimBegin  *ebpf.Program `ebpf:"memcg_reclaim_begin"`
-	MemcgReclaimEnd    *ebpf.Program `ebpf:"memcg_reclaim_end"`
-	PageFaultKernel    *ebpf.Program `ebpf:"page_fault_kernel"`
-	PageFaultMajor     *ebpf.Program `ebpf:"page_fault_major"`
-	PageFaultMinor     *ebpf.Program `ebpf:"page_fault_minor"`
-	PageFaultUser      *ebpf.Program `ebpf:"page_fault_user"`
-	ProcessExec        *ebpf.Program `ebpf:"process_exec"`
-	ProcessExit        *ebpf.Program `ebpf:"process_exit"`
-	ProcessFork        *ebpf.Program `ebpf:"process_fork"`
-	RecvLength         *ebpf.Program `ebpf:"recv_length"`
-	SchedSwitch        *ebpf.Program `ebpf:"sched_switch"`
-	SchedWaking        *ebpf.Program `ebpf:"sched_waking"`
-	SendLength         *ebpf.Program `ebpf:"send_length"`
-	SendmsgLocked      *ebpf.Program `ebpf:"sendmsg_locked"`
-	SockSetState       *ebpf.Program `ebpf:"sock_set_state"`
-	SoftirqEntry       *ebpf.Program `ebpf:"softirq_entry"`
-	SoftirqRaise       *ebpf.Program `ebpf:"softirq_raise"`
-	TcpAck             *ebpf.Program `ebpf:"tcp_ack"`
-	TcpRetransmit      *ebpf.Program `ebpf:"tcp_retransmit"`
-	TrackThreads       *ebpf.Program `ebpf:"track_threads"`
+	CompactionBegin         *ebpf.Program `ebpf:"compaction_begin"`
+	CompactionEnd           *ebpf.Program `ebpf:"compaction_end"`
+	ContentionBegin         *ebpf.Program `ebpf:"contention_begin"`
+	ContentionEnd           *ebpf.Program `ebpf:"contention_end"`
+	DataReady               *ebpf.Program `ebpf:"data_ready"`
+	DataReadyFentry         *ebpf.Program `ebpf:"data_ready_fentry"`
+	DevQueue                *ebpf.Program `ebpf:"dev_queue"`
+	DevXmit                 *ebpf.Program `ebpf:"dev_xmit"`
+	DirectReclaimBegin      *ebpf.Program `ebpf:"direct_reclaim_begin"`
+	DirectReclaimEnd        *ebpf.Program `ebpf:"direct_reclaim_end"`
+	MemcgReclaimBegin       *ebpf.Program `ebpf:"memcg_reclaim_begin"`
+	MemcgReclaimEnd         *ebpf.Program `ebpf:"memcg_reclaim_end"`
+	PageFaultKernel         *ebpf.Program `ebpf:"page_fault_kernel"`
+	PageFaultMajor          *ebpf.Program `ebpf:"page_fault_major"`
+	PageFaultMinor          *ebpf.Program `ebpf:"page_fault_minor"`
+	PageFaultUser           *ebpf.Program `ebpf:"page_fault_user"`
+	ProcessExec             *ebpf.Program `ebpf:"process_exec"`
+	ProcessExit             *ebpf.Program `ebpf:"process_exit"`
+	ProcessFork             *ebpf.Program `ebpf:"process_fork"`
+	RecvLength              *ebpf.Program `ebpf:"recv_length"`
+	RecvLengthFexit         *ebpf.Program `ebpf:"recv_length_fexit"`
+	RecvLengthNonblockFexit *ebpf.Program `ebpf:"recv_length_nonblock_fexit"`
+	SchedSwitch             *ebpf.Program `ebpf:"sched_switch"`
+	SchedWaking             *ebpf.Program `ebpf:"sched_waking"`
+	SendLength              *ebpf.Program `ebpf:"send_length"`
+	SendLengthFexit         *ebpf.Program `ebpf:"send_length_fexit"`
+	SendmsgLocked           *ebpf.Program `ebpf:"sendmsg_locked"`
+	SendmsgLockedFentry     *ebpf.Program `ebpf:"sendmsg_locked_fentry"`
+	SendpagesFentry         *ebpf.Program `ebpf:"sendpages_fentry"`
+	SendpagesFexit          *ebpf.Program `ebpf:"sendpages_fexit"`
+	SockSetState            *ebpf.Program `ebpf:"sock_set_state"`
+	SoftirqEntry            *ebpf.Program `ebpf:"softirq_entry"`
+	SoftirqRaise            *ebpf.Program `ebpf:"softirq_raise"`
+	TcpAck                  *ebpf.Program `ebpf:"tcp_ack"`
+	TcpRetransmit           *ebpf.Program `ebpf:"tcp_retransmit"`
+	TrackThreads            *ebpf.Program `ebpf:"track_threads"`
 }
 
 func (p *KernelPrograms) Close() error {
@@ -855,6 +895,7 @@ func (p *KernelPrograms) Close() error {
 		p.ContentionBegin,
 		p.ContentionEnd,
 		p.DataReady,
+		p.DataReadyFentry,
 		p.DevQueue,
 		p.DevXmit,
 		p.DirectReclaimBegin,
@@ -869,10 +910,16 @@ func (p *KernelPrograms) Close() error {
 		p.ProcessExit,
 		p.ProcessFork,
 		p.RecvLength,
+		p.RecvLengthFexit,
+		p.RecvLengthNonblockFexit,
 		p.SchedSwitch,
 		p.SchedWaking,
 		p.SendLength,
+		p.SendLengthFexit,
 		p.SendmsgLocked,
+		p.SendmsgLockedFentry,
+		p.SendpagesFentry,
+		p.SendpagesFexit,
 		p.SockSetState,
 		p.SoftirqEntry,
 		p.SoftirqRaise,

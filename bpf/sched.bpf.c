@@ -171,6 +171,22 @@ static __always_inline void switched_out(struct thread *t, struct task_struct *p
 		lane_to(l, class, now);
 }
 
+/*
+ * A thread that has slept since before it was tracked is woken, or so it seems: nothing was seen of it yet, and it
+ * is on no CPU. Nobody else writes its state now: a wake-up holds the thread's own lock.
+ */
+static __always_inline void found_asleep(struct thread *t, struct task_struct *task)
+{
+	if (!t->out || task->on_cpu)
+		return;
+	t->class = class_of(t, task, 0);
+	t->accepts |= t->class == STAGE_WAIT && waits_for_descriptors(t->syscall);
+	t->ran = task->se.sum_exec_runtime;
+	t->known = t->out;
+	chain_read_totals(t, t->known);
+	t->off = 1;
+}
+
 /* An idle CPU takes some microseconds to wake up, and under a hypervisor some tens. */
 #define IDLE_EXIT_NS 100000
 
@@ -233,7 +249,9 @@ static __always_inline void switched_in(struct thread *t, int from_idle, __u64 n
 		if (l) {
 			lane_to(l, stage_running(t), now);
 			l->ns[STAGE_RUN_QUEUE] -= waited;
-			l->ns[class] += waited;
+			asm volatile("" : "+r"(class)); /* … nor here, before 6.12 */
+			if (class < THREAD_STAGES)
+				l->ns[class] += waited;
 		}
 		return;
 	}
@@ -285,6 +303,8 @@ int BPF_PROG(sched_waking, struct task_struct *task)
 		return 0;
 	now = bpf_ktime_get_ns();
 	t->wake = now;
+	if (!t->known && !t->off)
+		found_asleep(t, task);
 	if (!t->off || t->class == STAGE_RUN_QUEUE)
 		return 0;
 	if (t->class == STAGE_STOPPED)

@@ -3,7 +3,9 @@
 /*
  * accept_queue, receive_queue, request_body, and the head of each request.
  *
- * Kernels: sk_data_ready and sock_recv_length from 6.3.
+ * Kernels: sk_data_ready and sock_recv_length from 6.3. Before that, where
+ * functions can be hooked: sock_def_readable, which is where sk_data_ready stands,
+ * and the return of tcp_recvmsg, which everything but kernel TLS reads by.
  */
 #include "chain.h"
 #include "head.h"
@@ -12,10 +14,10 @@
 #include "syscalls_x86.h"
 
 #define MSG_PEEK 2
+#define MSG_ERRQUEUE 0x2000
 
-/* Bytes can be read. 6.3+: (sk) */
-SEC("tp_btf/sk_data_ready")
-int BPF_PROG(data_ready, struct sock *sk)
+/* Bytes can be read, of a socket of any kind. */
+static __always_inline int on_data_ready(struct sock *sk)
 {
 	struct tcp_sock *tp;
 	struct conn *c;
@@ -72,6 +74,19 @@ int BPF_PROG(data_ready, struct sock *sk)
 	if (c->state == CONN_ACTIVE)
 		conn_moved(c, now);
 	return 0;
+}
+
+/* 6.3+: (sk) */
+SEC("tp_btf/sk_data_ready")
+int BPF_PROG(data_ready, struct sock *sk)
+{
+	return on_data_ready(sk);
+}
+
+SEC("fentry/sock_def_readable")
+int BPF_PROG(data_ready_fentry, struct sock *sk)
+{
+	return on_data_ready(sk);
 }
 
 /* Whoever accepted the connection was held up: that is why it lay there so long. Returns how much of it that explains. */
@@ -313,9 +328,8 @@ static __always_inline struct thread *thread_unseen(struct sock *sk, struct task
 
 static int conn_ends(struct conn *c, struct sock *sk, int new_state); /* tcp_state.bpf.c */
 
-/* A read of a server socket returned bytes. 6.3+: (sk, ret, flags) */
-SEC("tp_btf/sock_recv_length")
-int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
+/* A read of a socket has returned. */
+static __always_inline int on_recv_length(struct sock *sk, int ret, int flags)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct head_buffer *h;
@@ -327,7 +341,7 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 	__u32 unread, continued = 0;
 	int head, complete;
 
-	if (ret <= 0 || flags & MSG_PEEK)
+	if (ret <= 0 || flags & (MSG_PEEK | MSG_ERRQUEUE))
 		return 0;
 	t = thread_of(task);
 	if (!t)
@@ -449,4 +463,26 @@ int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
 		c->start = 0;
 	}
 	return 0;
+}
+
+/* 6.3+: (sk, ret, flags) */
+SEC("tp_btf/sock_recv_length")
+int BPF_PROG(recv_length, struct sock *sk, int ret, int flags)
+{
+	return on_recv_length(sk, ret, flags);
+}
+
+/* 5.19+: (sk, msg, len, flags, addr_len) */
+SEC("fexit/tcp_recvmsg")
+int BPF_PROG(recv_length_fexit, struct sock *sk, struct msghdr *msg, unsigned long len, int flags, int *addr_len, int ret)
+{
+	return on_recv_length(sk, ret, flags);
+}
+
+/* before 5.19: (sk, msg, len, nonblock, flags, addr_len) */
+SEC("fexit/tcp_recvmsg")
+int BPF_PROG(recv_length_nonblock_fexit, struct sock *sk, struct msghdr *msg, unsigned long len, int nonblock, int flags,
+	     int *addr_len, int ret)
+{
+	return on_recv_length(sk, ret, flags);
 }

@@ -9,26 +9,37 @@
  * allows: no thread time is charged after it.
  *
  * Kernels: tcp_sendmsg_locked from 6.16, sock_send_length from 6.3, the
- * device's tracepoints everywhere.
+ * device's tracepoints everywhere. Before that, where functions can be hooked:
+ * tcp_sendmsg_locked itself, and the return of tcp_sendmsg. Up to 6.4 sendfile
+ * and splice send by do_tcp_sendpages instead; compilers make one with it of what calls it.
  */
 #include "chain.h"
 #include "head.h"
 #include "retransmit.h"
+
+/* The buffers of a message, where it has several. */
+static __always_inline const void *buffers_of(struct msghdr *msg)
+{
+	struct iov_iter___before_6_4 *old = (void *)&msg->msg_iter;
+
+	return bpf_core_field_exists(old->iov) ? BPF_CORE_READ(old, iov) : BPF_CORE_READ(msg, msg_iter.__iov);
+}
 
 /* Where the bytes of a message begin and how many lie there together; 0 if they are not in user memory. */
 static __always_inline __u64 message_head(struct msghdr *msg, void **base)
 {
 	struct iovec v = {};
 
-	if (msg->msg_iter.iter_type == bpf_core_enum_value(enum iter_type, ITER_UBUF)) {
+	if (bpf_core_enum_value_exists(enum iter_type, ITER_UBUF) && /* 6.0+ */
+	    msg->msg_iter.iter_type == bpf_core_enum_value(enum iter_type, ITER_UBUF)) {
 		__u64 n = msg->msg_iter.count;
 		/* else the compiler loads this and iov_len below by one instruction, from two kinds of pointer */
 		asm volatile("" : "+r"(n));
-		*base = msg->msg_iter.ubuf + msg->msg_iter.iov_offset;
+		*base = BPF_CORE_READ(msg, msg_iter.ubuf) + msg->msg_iter.iov_offset;
 		return n;
 	}
 	if (msg->msg_iter.iter_type == bpf_core_enum_value(enum iter_type, ITER_IOVEC)) {
-		bpf_probe_read_kernel(&v, sizeof(v), msg->msg_iter.__iov);
+		bpf_probe_read_kernel(&v, sizeof(v), buffers_of(msg));
 		*base = v.iov_base;
 		return v.iov_len;
 	}
@@ -47,7 +58,7 @@ static __always_inline int ends_chunked(struct msghdr *msg)
 		__u64 last = msg->msg_iter.nr_segs;
 		if (!last)
 			return 0;
-		bpf_probe_read_kernel(&v, sizeof(v), msg->msg_iter.__iov + (last - 1) * sizeof(v));
+		bpf_probe_read_kernel(&v, sizeof(v), buffers_of(msg) + (last - 1) * sizeof(v));
 		n = v.iov_len;
 	}
 	if (n < 5)
@@ -81,11 +92,11 @@ static __always_inline int ends_chunked_copied(struct head_buffer *h, __u32 n)
  * Whether this send begins or continues the response's head; sends up what of it
  * there is. Returns how many bytes the message has, if head_buffer(1) holds it all.
  */
-static __always_inline __u32 response_head(struct conn *c, struct msghdr *msg, __u64 now)
+static __always_inline __u32 response_head(struct conn *c, struct msghdr *msg, __u32 size, __u64 now)
 {
 	struct head_buffer *h = head_buffer(1);
 	void *base = 0;
-	__u64 n = message_head(msg, &base);
+	__u64 n = msg ? message_head(msg, &base) : 0;
 	int complete;
 
 	if (!h)
@@ -107,7 +118,7 @@ static __always_inline __u32 response_head(struct conn *c, struct msghdr *msg, _
 	}
 	c->responding = 1;
 	c->response_open = !complete;
-	c->head_alone = !complete || h->head.len == msg->msg_iter.count;
+	c->head_alone = !complete || h->head.len == size;
 	h->head.r.kind = RECORD_RESPONSE_HEAD;
 	h->head.r.cookie = c->cookie;
 	h->head.r.seq = c->seq;
@@ -116,7 +127,7 @@ static __always_inline __u32 response_head(struct conn *c, struct msghdr *msg, _
 	h->head.tid = c->tid;
 	if (!head_send_up(h, LOST_RESPONSE_HEAD))
 		c->lost = 1;
-	return h->head.flags & HEAD_UNREADABLE || n != msg->msg_iter.count ? 0 : n;
+	return h->head.flags & HEAD_UNREADABLE || n != size ? 0 : n;
 }
 
 /*
@@ -178,9 +189,8 @@ static __always_inline void unseen_read(struct conn *c, struct sock *sk, struct 
 	c->unseen_read = 1;
 }
 
-/* A send to a socket begins. 6.16+: (sk, msg, skb, size_goal); again for each buffer of a long one */
-SEC("tp_btf/tcp_sendmsg_locked")
-int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
+/* A send to a socket begins; perhaps told again for each buffer of a long one. Without a message it sends pages of a file. */
+static __always_inline int on_send(struct sock *sk, struct msghdr *msg, __u32 size)
 {
 	struct conn *c = conn_of(sk);
 	struct tcp_sock *tp;
@@ -203,15 +213,15 @@ int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 	}
 	c->head_alone = 0;
 	if (!c->responding || c->response_open)
-		copied = response_head(c, msg, now);
+		copied = response_head(c, msg, size, now);
 	l = follow_sender(c, bpf_get_current_task_btf(), now);
 	if (copied) {
 		struct head_buffer *h = head_buffer(1);
 		c->last_chunk = h && ends_chunked_copied(h, copied);
 	} else {
-		c->last_chunk = ends_chunked(msg);
+		c->last_chunk = msg && ends_chunked(msg);
 	}
-	c->send_size = msg->msg_iter.count;
+	c->send_size = size;
 	if (!c->sequenced) {
 		c->handed = c->transmitted = tp->write_seq;
 		c->sequenced = 1;
@@ -222,6 +232,27 @@ int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
 	}
 	conn_settle(c, l, now);
 	return 0;
+}
+
+/* 6.16+: (sk, msg, skb, size_goal) */
+SEC("tp_btf/tcp_sendmsg_locked")
+int BPF_PROG(sendmsg_locked, struct sock *sk, struct msghdr *msg)
+{
+	return on_send(sk, msg, msg->msg_iter.count);
+}
+
+/* (sk, msg, size) */
+SEC("fentry/tcp_sendmsg_locked")
+int BPF_PROG(sendmsg_locked_fentry, struct sock *sk, struct msghdr *msg)
+{
+	return on_send(sk, msg, msg->msg_iter.count);
+}
+
+/* up to 6.4: (sk, page, offset, size, flags) */
+SEC("fentry/do_tcp_sendpages")
+int BPF_PROG(sendpages_fentry, struct sock *sk, void *page, int offset, unsigned long size)
+{
+	return on_send(sk, 0, size);
 }
 
 /* Everything sent so far is with the device: a reading of the request as of then. */
@@ -299,9 +330,8 @@ static __always_inline void progress(struct conn *c, struct sock *sk, struct lan
 	bpf_ringbuf_submit(p, BPF_RB_NO_WAKEUP);
 }
 
-/* The send call returns. 6.3+: (sk, ret, flags) */
-SEC("tp_btf/sock_send_length")
-int BPF_PROG(send_length, struct sock *sk, int ret)
+/* The send call returns. */
+static __always_inline int on_sent(struct sock *sk, int ret)
 {
 	struct conn *c;
 	__u64 now;
@@ -338,6 +368,27 @@ int BPF_PROG(send_length, struct sock *sk, int ret)
 	else
 		conn_moved(c, now);
 	return 0;
+}
+
+/* 6.3+: (sk, ret, flags) */
+SEC("tp_btf/sock_send_length")
+int BPF_PROG(send_length, struct sock *sk, int ret)
+{
+	return on_sent(sk, ret);
+}
+
+/* (sk, msg, size) */
+SEC("fexit/tcp_sendmsg")
+int BPF_PROG(send_length_fexit, struct sock *sk, struct msghdr *msg, unsigned long size, int ret)
+{
+	return on_sent(sk, ret);
+}
+
+/* up to 6.4: (sk, page, offset, size, flags) */
+SEC("fexit/do_tcp_sendpages")
+int BPF_PROG(sendpages_fexit, struct sock *sk, void *page, int offset, unsigned long size, int flags, int ret)
+{
+	return on_sent(sk, ret);
 }
 
 /* The connection of a segment, if it is one of ours, and the sequence number behind its last byte. */

@@ -16,17 +16,18 @@ import (
 //go:embed src/*.c
 var source embed.FS
 
-// Build compiles the server to the file out; it needs gcc.
+// Build compiles the server to the file out; it needs gcc, whose further flags
+// may be given.
 //
 // The server is called with a port, the path of its FILE, and -loop for an event
 // loop in place of a thread per connection. It prints "ready" when it listens.
-func Build(out string) error { return build("server.c", out) }
+func Build(out string, flags ...string) error { return build("server.c", out, flags) }
 
 // BuildSockets compiles the server of many kinds of sockets to the file out; it
 // needs gcc and the kernel's headers. How it is called stands in src/sockets.c.
-func BuildSockets(out string) error { return build("sockets.c", out) }
+func BuildSockets(out string) error { return build("sockets.c", out, nil) }
 
-func build(name, out string) error {
+func build(name, out string, flags []string) error {
 	dir, err := os.MkdirTemp("", "cserver-")
 	if err != nil {
 		return err
@@ -35,7 +36,8 @@ func build(name, out string) error {
 	if err := os.CopyFS(dir, source); err != nil {
 		return err
 	}
-	b, err := exec.Command("gcc", "-O1", "-Wall", "-pthread", "-o", out, filepath.Join(dir, "src", name)).CombinedOutput()
+	args := append([]string{"-O1", "-Wall", "-pthread", "-o", out}, flags...)
+	b, err := exec.Command("gcc", append(args, filepath.Join(dir, "src", name))...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("compile the C server (apt-get install gcc libc6-dev linux-libc-dev): %w: %s", err, b)
 	}

@@ -38,6 +38,18 @@ func requireRoot(t *testing.T) {
 	}
 }
 
+// emulatedEnv in the environment says that the machine is emulated.
+const emulatedEnv = "EBPFLLM_KERNELTEST_EMULATED"
+
+// atLeast is what must at least be measured of ns that a test caused: in an emulated
+// machine, where everything beside it takes long and is the stage as well, anything.
+func atLeast(ns int64) int64 {
+	if os.Getenv(emulatedEnv) != "" {
+		return 0
+	}
+	return ns
+}
+
 // server is a real process that the test asks.
 type server struct {
 	t    *testing.T
@@ -47,7 +59,13 @@ type server struct {
 	file string // that /read, /direct and /map use
 }
 
+// builtServer in the environment is the C server, where there is no compiler.
+const builtServer = "EBPFLLM_KERNELTEST_SERVER"
+
 var compile = sync.OnceValues(func() (string, error) {
+	if built := os.Getenv(builtServer); built != "" {
+		return built, nil
+	}
 	out := filepath.Join(os.TempDir(), fmt.Sprintf("ebpfllm-kerneltest-%d", os.Getpid()))
 	return out, cserver.Build(out)
 })

@@ -180,14 +180,6 @@ func lost(c probe.Counters) (n uint64) {
 	return n
 }
 
-// heap is what of this process's memory is in use, after a collection.
-func heap() int64 {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
-}
-
 // watchHeap looks every 100 ms how much is in use, garbage included.
 func watchHeap() (peak *atomic.Int64, stop func(*atomic.Int64) int64) {
 	peak = &atomic.Int64{}

@@ -7,35 +7,53 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/ebpfllm/ebpfllm/bpf"
 	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
-func TestEveryProgramHasAHookAndEveryStageItsPrograms(t *testing.T) {
+func TestEveryProgramHasAHookAndEveryStageItsHooks(t *testing.T) {
 	spec, err := bpf.LoadKernel()
-	assert.NoError(t, err)
-	known := map[string]bool{"track_threads": true} // the iterator, run and not attached
+	require.NoError(t, err)
+	attached := map[string]bool{"track_threads": true} // the iterator, run and not attached
+	known := map[string]bool{}
 	for _, h := range hooks {
-		assert.Contains(t, spec.Programs, h.program)
-		assert.True(t, h.after == "" || known[h.after], "what ends a state is attached before %s begins it", h.program)
-		known[h.program] = true
+		assert.NotEmpty(t, h.ways, h.name)
+		for _, w := range h.ways {
+			assert.Contains(t, spec.Programs, w.program)
+			assert.False(t, attached[w.program], w.program)
+			attached[w.program] = true
+			if w.kind != event {
+				assert.Equal(t, w.String(), spec.Programs[w.program].SectionName)
+			}
+		}
+		assert.True(t, h.after == "" || known[h.after], "what ends a state is attached before %s begins it", h.name)
+		known[h.name] = true
 	}
 	for name := range spec.Programs {
-		assert.True(t, known[name], "%s is attached nowhere", name)
+		assert.True(t, attached[name], "%s is attached nowhere", name)
 	}
 	for _, s := range stage.All() {
 		assert.Equal(t, s != stage.Unattributed, len(needs[s]) > 0, s)
-		for _, p := range append(needs[s], helpful[s]...) {
-			assert.True(t, known[p], "%s needs %s", s, p)
+		for _, n := range append(needs[s], helpful[s]...) {
+			assert.True(t, known[n], "%s needs %s", s, n)
 		}
 	}
 }
 
 func TestTheReportSaysWhyAndWhatIsLeft(t *testing.T) {
-	failed := map[string]error{"page_fault_user": errors.New("no such tracepoint"), "contention_begin": errors.New("no contention")}
+	chosen := map[string]choice{}
+	for _, h := range hooks {
+		chosen[h.name] = choice{way: &h.ways[len(h.ways)-1]}
+	}
+	chosen["page_fault_user"] = choice{err: errors.New("no such tracepoint")}
+	chosen["contention_begin"] = choice{err: errors.New("no contention")}
+	data := chosen["data_ready"]
+	data.refused = []error{errors.New("tp_btf/sk_data_ready: too old")}
+	chosen["data_ready"] = data
 	got := map[stage.Stage]StageReport{}
-	for _, r := range report([]stage.Stage{stage.Qdisc}, failed) {
+	for _, r := range report([]stage.Stage{stage.Qdisc}, chosen) {
 		got[r.Stage] = r
 	}
 	assert.Len(t, got, stage.Count-2)
@@ -44,6 +62,9 @@ func TestTheReportSaysWhyAndWhatIsLeft(t *testing.T) {
 	assert.True(t, got[stage.Lock].Available)
 	assert.Equal(t, "in part: no contention", got[stage.Lock].Reason)
 	assert.Equal(t, "tp_btf/sched_switch + tp_btf/sched_waking", got[stage.Syscall].Hook)
+	assert.True(t, got[stage.ReceiveQueue].Available)
+	assert.Contains(t, got[stage.ReceiveQueue].Hook, "fentry/sock_def_readable")
+	assert.Equal(t, "tp_btf/sk_data_ready: too old", got[stage.ReceiveQueue].Reason, "why it is not the better hook")
 }
 
 func TestHooksOfDisabledStagesAreNotUsed(t *testing.T) {
@@ -54,7 +75,7 @@ func TestHooksOfDisabledStagesAreNotUsed(t *testing.T) {
 		}
 	}
 	for _, h := range wanted(threads) {
-		assert.NotContains(t, []string{"sched_switch", "sched_waking", "page_fault_user", "contention_begin"}, h.program)
+		assert.NotContains(t, []string{"sched_switch", "sched_waking", "page_fault_user", "contention_begin"}, h.name)
 	}
 	assert.Len(t, wanted(nil), len(hooks))
 }

@@ -52,6 +52,27 @@ func missingCapabilities(status []byte) error {
 	return fmt.Errorf("missing %s: run the collector as root, give it the capabilities (setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep on the binary, AmbientCapabilities= in a systemd unit, capabilities.add in a container)", strings.Join(lacking, " and "))
 }
 
+// checkKernel returns an error if the running kernel is older than what the programs
+// can be loaded on.
+func checkKernel() error {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return fmt.Errorf("read the kernel's release: %w", err)
+	}
+	return tooOld(unix.ByteSliceToString(name.Release[:]))
+}
+
+// tooOld knows Linux 5.14 as the first that keeps state with tasks for programs at
+// tracepoints and names a task's state as it is read here. A release that is not
+// understood is left to the trial.
+func tooOld(release string) error {
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil || major > 5 || major == 5 && minor >= 14 {
+		return nil
+	}
+	return fmt.Errorf("kernel %s is too old: requests can be watched from Linux 5.14 on (RHEL 9, Debian 12, Ubuntu 24.04 and later)", release)
+}
+
 // explain puts the kernel's refusals into words.
 func explain(err error) error {
 	var verifier *ebpf.VerifierError

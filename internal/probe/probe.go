@@ -64,8 +64,8 @@ type Probe struct {
 	logger    *zap.Logger
 	objects   *ebpf.Collection
 	ring      *ringbuf.Reader
-	failed    map[string]error // by program: why it is not attached
-	noContext error            // why a CPU's preempt count cannot be read; nil if it can
+	chosen    map[string]choice // by hook
+	noContext error             // why a CPU's preempt count cannot be read; nil if it can
 
 	mu        sync.Mutex // guards what follows
 	detach    map[string]func() error
@@ -80,6 +80,9 @@ type Probe struct {
 // finds new programs and ports; Track attaches the rest. The error names what
 // is missing and what to do about it.
 func New(cfg Config, logger *zap.Logger) (*Probe, error) {
+	if err := checkKernel(); err != nil {
+		return nil, err
+	}
 	if err := checkCapabilities(); err != nil {
 		return nil, err
 	}
@@ -112,23 +115,24 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 	spec.Maps["ring"].MaxEntries = uint32(cfg.RingBytes)
 
 	p := &Probe{
-		cfg: cfg, logger: logger, failed: map[string]error{}, noContext: noContext,
+		cfg: cfg, logger: logger, chosen: map[string]choice{}, noContext: noContext,
 		detach: map[string]func() error{}, processes: map[uint32]Tracking{},
 	}
-	use := wanted(cfg.Disabled)
-	for _, h := range hooks {
-		if !slices.Contains(use, h) {
-			delete(spec.Programs, h.program)
+	load := map[string]*ebpf.ProgramSpec{"track_threads": spec.Programs["track_threads"]}
+	for _, h := range wanted(cfg.Disabled) {
+		if h.unneeded(kernel) {
 			continue
 		}
-		if err := h.missing(kernel); err != nil {
-			if h.core {
-				return nil, fmt.Errorf("cannot watch requests: %w", err)
-			}
-			p.failed[h.program] = err
-			delete(spec.Programs, h.program)
+		c := h.choose(kernel, spec.Programs, try)
+		if c.err != nil && h.core {
+			return nil, fmt.Errorf("cannot watch requests: %w", explain(c.err))
+		}
+		p.chosen[h.name] = c
+		if c.err == nil {
+			load[c.way.program] = spec.Programs[c.way.program]
 		}
 	}
+	spec.Programs = load
 	p.objects, err = ebpf.NewCollection(spec)
 	if err != nil {
 		return nil, fmt.Errorf("load the kernel programs: %w", explain(err))
@@ -141,19 +145,16 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 	if p.ring, err = ringbuf.NewReader(p.objects.Maps["ring"]); err != nil {
 		return nil, fmt.Errorf("open the ring buffer: %w", err)
 	}
-	// only a trial tells what this kernel lets us have
-	for _, h := range use {
-		if err := p.failed[h.after]; err != nil && p.failed[h.program] == nil {
-			p.failed[h.program] = err
-		}
-		if p.failed[h.program] != nil {
+	for _, h := range p.use() {
+		if c := p.chosen[h.after]; c.err != nil {
+			p.chosen[h.name] = choice{err: c.err}
 			continue
 		}
 		if err = p.attach(h); err != nil {
 			if h.core {
 				return nil, fmt.Errorf("cannot watch requests: %w", explain(err))
 			}
-			p.failed[h.program] = err
+			p.chosen[h.name] = choice{err: err}
 			err = nil
 		}
 	}
@@ -162,7 +163,7 @@ func New(cfg Config, logger *zap.Logger) (*Probe, error) {
 
 // Report tells of each stage how it is measured, or why it is not.
 func (p *Probe) Report() []StageReport {
-	list := report(p.cfg.Disabled, p.failed)
+	list := report(p.cfg.Disabled, p.chosen)
 	for i := range list {
 		r := &list[i]
 		if !r.Available || p.noContext == nil {
@@ -189,15 +190,27 @@ func (p *Probe) Unavailable() []stage.Stage {
 	return list
 }
 
+// use lists the hooks that can be had.
+func (p *Probe) use() []*hook {
+	var list []*hook
+	for _, h := range hooks {
+		if c, ok := p.chosen[h.name]; ok && c.err == nil {
+			list = append(list, h)
+		}
+	}
+	return list
+}
+
 func (p *Probe) attach(h *hook) error {
-	if p.detach[h.program] != nil {
+	if p.detach[h.name] != nil {
 		return nil
 	}
-	detach, err := h.attach(p.objects.Programs[h.program])
+	w := p.chosen[h.name].way
+	detach, err := w.attach(p.objects.Programs[w.program])
 	if err != nil {
 		return err
 	}
-	p.detach[h.program] = detach
+	p.detach[h.name] = detach
 	return nil
 }
 
@@ -212,15 +225,15 @@ func (p *Probe) settle() error {
 		need = sockets
 	}
 	var errs []error
-	use := wanted(p.cfg.Disabled)
+	use := p.use()
 	for _, h := range use {
-		if h.load <= need && p.failed[h.program] == nil {
+		if h.load <= need {
 			errs = append(errs, p.attach(h))
 		}
 	}
 	for _, h := range slices.Backward(use) {
-		if detach := p.detach[h.program]; detach != nil && h.load > need {
-			delete(p.detach, h.program)
+		if detach := p.detach[h.name]; detach != nil && h.load > need {
+			delete(p.detach, h.name)
 			errs = append(errs, detach())
 		}
 	}
@@ -263,7 +276,11 @@ func (p *Probe) Untrack(pid uint32) error {
 	if p.closed {
 		return os.ErrClosed
 	}
+	_, known := p.processes[pid]
 	delete(p.processes, pid)
+	if !known && p.forked(pid) {
+		return p.settle()
+	}
 	forget := bpf.KernelProcess{Flags: uint32(bpf.KernelProcessFlagsPROCESS_FORGET)}
 	err := p.objects.Maps["processes"].Update(pid, forget, ebpf.UpdateExist)
 	switch {
@@ -277,6 +294,15 @@ func (p *Probe) Untrack(pid uint32) error {
 		err = errors.Join(err, e)
 	}
 	return errors.Join(err, p.settle())
+}
+
+// forked tells whether the kernel side watches a process of that pid of which
+// nothing is known here yet: the pid was given out again, and the record of the
+// new process's beginning is still to be read.
+func (p *Probe) forked(pid uint32) bool {
+	var kernel bpf.KernelProcess
+	err := p.objects.Maps["processes"].Lookup(pid, &kernel)
+	return err == nil && kernel.Flags&uint32(bpf.KernelProcessFlagsPROCESS_FORKED) != 0
 }
 
 // AddPort makes connections to a listening port known to the kernel side. A
@@ -403,10 +429,18 @@ func (p *Probe) handle(raw []byte, handle func(Event)) {
 		p.mu.Lock()
 		p.processes[e.PID] = p.processes[e.Parent]
 		p.mu.Unlock()
+	case *Exec: // of a Go program the goroutines are gone
+		p.mu.Lock()
+		if t := p.processes[e.PID]; t.IsGo {
+			p.dropLanes(e.PID, func(k bpf.KernelLaneKey) bool { return k.Goroutine != 0 })
+			t.IsGo = false
+			p.processes[e.PID] = t
+		}
+		p.mu.Unlock()
 	case *Exit:
 		p.mu.Lock()
 		if p.processes[e.PID].IsGo {
-			p.dropLanes(e.PID)
+			p.dropLanes(e.PID, func(bpf.KernelLaneKey) bool { return true })
 		}
 		delete(p.processes, e.PID)
 		if err := p.settle(); err != nil {
@@ -417,9 +451,9 @@ func (p *Probe) handle(raw []byte, handle func(Event)) {
 	handle(e)
 }
 
-// dropLanes removes the goroutines' lanes of a process that has ended. Threads
-// take theirs with them.
-func (p *Probe) dropLanes(pid uint32) {
+// dropLanes removes lanes of a process: goroutines do not take theirs with them,
+// as threads do.
+func (p *Probe) dropLanes(pid uint32, which func(bpf.KernelLaneKey) bool) {
 	var (
 		lanes = p.objects.Maps["lanes"]
 		key   bpf.KernelLaneKey
@@ -427,7 +461,7 @@ func (p *Probe) dropLanes(pid uint32) {
 		ended []bpf.KernelLaneKey
 	)
 	for it := lanes.Iterate(); it.Next(&key, &value); {
-		if key.Tgid == pid {
+		if key.Tgid == pid && which(key) {
 			ended = append(ended, key)
 		}
 	}

@@ -561,7 +561,7 @@ func (k *kernelSide) observe(report []probe.StageReport) error {
 					value = 1
 				}
 				o.Observe(value, metric.WithAttributes(
-					attribute.String("stage", r.Stage.String()), attribute.String("hook", r.Hook)))
+					attribute.String("stage", r.Stage.String()), attribute.String("hook", r.Hook), attribute.String("reason", r.Reason)))
 			}
 			return nil
 		}),

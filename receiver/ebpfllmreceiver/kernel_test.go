@@ -472,9 +472,9 @@ func TestLossesAreSeenInTheSelfMetrics(t *testing.T) {
 		{Value: 2, Attributes: attribute.NewSet(attribute.String("map", "lanes"))},
 	}, metricdatatest.IgnoreTimestamp())
 	metadatatest.AssertEqualReceiverEbpfllmStageAvailable(t, r.telemetry, []metricdata.DataPoint[int64]{
-		{Value: 1, Attributes: attribute.NewSet(attribute.String("stage", "cpu"), attribute.String("hook", "tp_btf/sched_switch"))},
-		{Value: 1, Attributes: attribute.NewSet(attribute.String("stage", "page_fault"), attribute.String("hook", "perf_event/page_fault"))},
-		{Value: 0, Attributes: attribute.NewSet(attribute.String("stage", "qdisc"), attribute.String("hook", ""))},
+		{Value: 1, Attributes: attribute.NewSet(attribute.String("stage", "cpu"), attribute.String("hook", "tp_btf/sched_switch"), attribute.String("reason", ""))},
+		{Value: 1, Attributes: attribute.NewSet(attribute.String("stage", "page_fault"), attribute.String("hook", "perf_event/page_fault"), attribute.String("reason", "in part: no kernel faults"))},
+		{Value: 0, Attributes: attribute.NewSet(attribute.String("stage", "qdisc"), attribute.String("hook", ""), attribute.String("reason", "this kernel has no tracepoint net_dev_queue (needs Linux 2.6.37)"))},
 	}, metricdatatest.IgnoreTimestamp())
 	stop(t, m)
 }

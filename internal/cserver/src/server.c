@@ -13,6 +13,7 @@
  *   /direct      reads FILE past the page cache, likewise
  *   /map         touches a mapping of FILE, page by page, likewise
  *   /touch?MIB   touches fresh memory
+ *   /spawn?N     starts N processes, each of which ends at once
  *   /accept?MS   answers; the next accept but one, at the latest, waits for MS
  *   /accept_cpu?MS  the same, but computing
  *   /accepted?MS answers; the event loop computes for MS after its next accept
@@ -37,6 +38,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -50,6 +52,7 @@
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -178,6 +181,14 @@ static void delay(const char *path, long arg)
 			p[i] = 1;
 		ended = account();
 		munmap(p, n);
+	} else if (!strcmp(path, "/spawn")) {
+		for (long i = 0; i < arg; i++) {
+			pid_t child = vfork();
+			if (!child)
+				_exit(0);
+			if (child < 0 || waitpid(child, 0, 0) != child)
+				perror("spawn");
+		}
 	}
 }
 
