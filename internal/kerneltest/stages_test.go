@@ -40,11 +40,20 @@ const (
 // get asks the server once on a connection of its own.
 func (s *server) get(path string) {
 	s.t.Helper()
+	s.getWhile(path, func() {})
+}
+
+// getWhile does something once the response's body has begun.
+func (s *server) getWhile(path string, begun func()) {
+	s.t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
 	r, err := client.Get("http://" + s.addr + path)
 	require.NoError(s.t, err)
 	defer r.Body.Close()
-	_, err = io.Copy(io.Discard, r.Body)
+	b := bufio.NewReader(r.Body)
+	_, _ = b.Peek(1) // an empty one ends at once
+	begun()
+	_, err = io.Copy(io.Discard, b)
 	require.NoError(s.t, err)
 }
 
@@ -116,11 +125,16 @@ func stopAndGo(t *testing.T, s *server) func() {
 		if !assert.Eventually(t, s.sleeps, 10*time.Second, time.Millisecond, "no thread of the server sleeps") {
 			return
 		}
-		_ = s.cmd.Process.Signal(syscall.SIGSTOP)
-		<-time.After(delayMS * time.Millisecond)
-		_ = s.cmd.Process.Signal(syscall.SIGCONT)
+		s.pause()
 	}()
 	return func() { <-done }
+}
+
+// pause stops the server for delayMS.
+func (s *server) pause() {
+	_ = s.cmd.Process.Signal(syscall.SIGSTOP)
+	<-time.After(delayMS * time.Millisecond)
+	_ = s.cmd.Process.Signal(syscall.SIGCONT)
 }
 
 // sleeps tells whether a thread of the server is in nanosleep or clock_nanosleep.
