@@ -152,11 +152,16 @@ func (s *server) sleeps() bool {
 
 // top is the request's largest stage, of the stalls if a stall is wanted: how
 // long a server computes beside it is its own affair. The machine is shared:
-// time in the run queue that no test caused is real, and left out.
+// time in the run queue that no test caused is real, and left out. So is, of an
+// emulated machine, what becomes of each request while it does not get on: time
+// on a CPU, and in the socket until there is a thread for it.
 func top(r *assemble.Request, want stage.Stage) stage.Stage {
 	best := stage.Unattributed
 	for s, v := range r.Exclusive {
 		if stage.Stage(s) == stage.RunQueue && want != stage.RunQueue || want.Stall() && !stage.Stage(s).Stall() {
+			continue
+		}
+		if emulated() && stage.Stage(s) != want && slices.Contains([]stage.Stage{stage.CPU, stage.AcceptQueue, stage.ReceiveQueue}, stage.Stage(s)) {
 			continue
 		}
 		if v > r.Exclusive[best] {
