@@ -154,14 +154,14 @@ func (s *server) sleeps() bool {
 // long a server computes beside it is its own affair. The machine is shared:
 // time in the run queue that no test caused is real, and left out. So is, of an
 // emulated machine, what becomes of each request while it does not get on: time
-// on a CPU, and in the socket until there is a thread for it.
+// on a CPU, for its first pages, and in the socket until there is a thread for it.
 func top(r *assemble.Request, want stage.Stage) stage.Stage {
 	best := stage.Unattributed
 	for s, v := range r.Exclusive {
 		if stage.Stage(s) == stage.RunQueue && want != stage.RunQueue || want.Stall() && !stage.Stage(s).Stall() {
 			continue
 		}
-		if emulated() && stage.Stage(s) != want && slices.Contains([]stage.Stage{stage.CPU, stage.AcceptQueue, stage.ReceiveQueue}, stage.Stage(s)) {
+		if emulated() && stage.Stage(s) != want && slices.Contains([]stage.Stage{stage.CPU, stage.PageFault, stage.AcceptQueue, stage.ReceiveQueue}, stage.Stage(s)) {
 			continue
 		}
 		if v > r.Exclusive[best] {
