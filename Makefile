@@ -82,9 +82,9 @@ bench: ## measure; writes out/bench.json
 	@mkdir -p out
 	go build -o out/servercost ./internal/servercost
 	cd internal/bench && go build -o ../../out/clusteronce ./clusteronce
-	go test -c -o out/recall ./processor/spikesamplingprocessor
+	go test -c -o out/processor.test ./processor/spikesamplingprocessor
 	cd internal/bench && go run . -out ../../out/bench.json -cluster-once ../../out/clusteronce \
-		-recall '../../out/recall -test.run ^$$ -test.bench Recall -test.benchtime 10x' \
+		-benchmarks 'p="../../out/processor.test -test.run ^$$"; $$p -test.bench Recall -test.benchtime 10x && $$p -test.bench Planted -test.benchtime 1x && $$p -test.bench "Step$$"' \
 		-server-cost '../../out/servercost -out - -configs echo_all,echo_tcp -rounds 20'
 
 # e.g. make bench-overhead OVERHEADFLAGS='-configs bystander -rounds 80'

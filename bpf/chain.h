@@ -84,6 +84,37 @@ static __always_inline void chain_read_totals(struct thread *t, __u64 now)
 	t->readings[FINE + (t->read_coarse++ & (COARSE - 1))] = *r;
 }
 
+/*
+ * Keeps the sum of what is handed on and forgotten: a loop that reads a file in
+ * many parts is woken by another thread of its pool for each.
+ */
+static __always_inline void spill(struct thread *t, struct stretch *s)
+{
+	__u32 kind = kind_of(s);
+	struct stretch *p;
+
+	if (!s->depth || s->early || kind >= KINDS)
+		return;
+	p = &t->spilled[kind];
+	if (!p->to) {
+		*p = *s;
+	} else {
+		if (s->to > p->to)
+			p->to = s->to;
+		if (s->from < p->from)
+			p->from = s->from;
+		p->ns += s->ns;
+	}
+	t->spills = 1;
+}
+
+static __always_inline void forget_spilled(struct thread *t)
+{
+	if (t->spills)
+		__builtin_memset(t->spilled, 0, sizeof(t->spilled));
+	t->spills = 0;
+}
+
 /* A place for a new one: what is known of the thread then begins where the replaced one ended. */
 static __always_inline struct stretch *oldest_replaced(struct thread *t)
 {
@@ -91,6 +122,7 @@ static __always_inline struct stretch *oldest_replaced(struct thread *t)
 
 	if (s->to > t->known)
 		t->known = s->to;
+	spill(t, s);
 	t->next++;
 	return s;
 }
@@ -396,22 +428,43 @@ __noinline int chain_split(struct thread *t, struct thread *w, __u64 t0, __u64 t
 }
 
 /*
- * From when on the waker's doing before the present wait matters: a thread that
- * serves several requests wakes up for others while one of them waits for the
- * same engine all the time.
+ * When the waker last ended a wait of the thread: what it has done since then
+ * is not handed on yet. 0: not known.
  */
-__noinline __u64 chain_early(struct thread *t, __u32 waker, __u64 since)
+__noinline __u64 chain_handed(struct thread *t, __u32 waker)
 {
 	struct stretch *s;
+	__u64 until = 0;
 
 	if (!t)
 		return 0;
 	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
 		s = latest(t, i);
-		if (s->waker == waker && !s->early && s->to > since)
-			since = s->to; /* it has been handed on already */
+		if (s->waker == waker && !s->early && s->to > until)
+			until = s->to;
 	}
-	return since ? since : t->out;
+	return until;
+}
+
+/*
+ * What the waker did before the present wait: a thread that serves several
+ * requests wakes up for others while one of them waits for the same engine all
+ * the time. Of a request that has its first byte it is not known for how long;
+ * it is since the engine last woke the thread, which was why it was sent more.
+ * What came before the others were read is kept apart: it is not theirs.
+ */
+static __always_inline void chain_early(struct thread *t, struct thread *w, struct lane *l)
+{
+	__u64 handed = chain_handed(t, w->tid), from = handed ? handed : t->out, pending = l->pending ? l->pending_since : 0;
+
+	if (pending && pending < t->out) {
+		if (from + RECENT_NS < pending)
+			chain_split(t, w, from, pending, 1);
+		if (!handed || from < pending)
+			from = pending;
+	}
+	if (from + RECENT_NS < t->out)
+		chain_split(t, w, from, t->out, 1);
 }
 
 /*
@@ -422,7 +475,6 @@ static __always_inline void chain_wakes(struct thread *t, struct lane *l, __u64 
 {
 	struct task_struct *current;
 	struct thread *w;
-	__u64 early;
 
 	t->waker = 0;
 	t->cause = 0;
@@ -444,11 +496,8 @@ static __always_inline void chain_wakes(struct thread *t, struct lane *l, __u64 
 	}
 	t->waker = w->tid;
 	t->caused = CAUSE_WOKEN;
-	if (l && t->used_other && !(t->process.flags & PROCESS_GO)) {
-		early = chain_early(t, w->tid, l->pending ? l->pending_since : 0);
-		if (early + RECENT_NS < t->out)
-			chain_split(t, w, early, t->out, 1);
-	}
+	if (l && t->used_other && !(t->process.flags & PROCESS_GO))
+		chain_early(t, w, l);
 	chain_split(t, w, t->out, now, 0);
 	chain_read_totals(t, now);
 	chain_read_totals(w, now);
@@ -470,6 +519,7 @@ static __always_inline void chain_uses(struct thread *t, struct conn *c, __u64 n
 		if (t->conn)
 			t->used_other = t->used;
 		t->conn = c->cookie;
+		forget_spilled(t);
 	}
 	t->used = now;
 }
@@ -555,9 +605,11 @@ __noinline int chain_take_all(struct conn *c, struct thread *t, __u32 waker, __u
 			continue;
 		ns = chain_take(c, s, left, now);
 		if (ns >= left)
-			break;
+			return 0;
 		left -= ns;
 	}
+	for (__u32 i = 0; !waker && t->spills && i < KINDS; i++)
+		left -= chain_take(c, &t->spilled[i], left, now);
 	return 0;
 }
 
@@ -582,6 +634,7 @@ static __always_inline void chain_sends(struct conn *c, struct thread *t, struct
 	alone = !(t->process.flags & PROCESS_GO) && !l->pending && t->used_other <= c->chain_since;
 	if (left >= RECENT_NS && (alone || t->caused == CAUSE_WOKEN))
 		chain_take_all(c, t, alone ? 0 : t->waker, left, now);
+	forget_spilled(t);
 	chain_from(c, wait, now);
 }
 

@@ -24,13 +24,20 @@ static __always_inline int head_copy(struct head_buffer *h, const void *from, __
 	return bpf_probe_read_user(h->bytes, n, from) ? 0 : n;
 }
 
-/* The bytes that the current system call has read: 0 where its buffer is not known. */
+#define IN_CALL -38 /* -ENOSYS: what the entry code of x86-64 leaves in ax until the call has its result */
+
+/*
+ * The bytes that the current system call has read: 0 where its buffer is not known. io_uring reads on the way back
+ * from whatever call its thread was in, whose buffer is another one, and in workers, whose registers are their parent's.
+ */
 static __always_inline int head_read(struct head_buffer *h, struct task_struct *task, int ret)
 {
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
 	struct iovec v = {};
 	void *iov;
 
+	if ((int)regs->ax != IN_CALL)
+		return 0;
 	switch (regs->orig_ax) {
 	case NR_read:
 	case NR_recvfrom:
@@ -58,6 +65,17 @@ static __always_inline int head_like_request(struct head_buffer *h, int n)
 
 #define UPPER(x) ((__u8)((x) - 'A') < 26)
 	return UPPER(a) && (n < 2 || UPPER(b)) && (n < 3 || UPPER(c));
+}
+
+/* The same, but surely: a method, a space and a path. */
+static __always_inline int head_is_request(struct head_buffer *h, int n)
+{
+	int i;
+
+	for (i = 0; i < 8; i++) /* bounded by the longest method in use */
+		if (!UPPER(h->bytes[i]))
+			break;
+	return i >= 3 && i + 1 < n && h->bytes[i] == ' ' && h->bytes[i + 1] == '/';
 }
 
 /* Length of the request line, at most LINE_BYTES. */

@@ -76,6 +76,7 @@ struct signal_struct {
 };
 struct task_struct {
 	unsigned int __state;
+	int on_cpu;
 	int pid;
 	int tgid;
 	unsigned int in_iowait : 1;
@@ -116,6 +117,7 @@ struct sock_common {
 struct socket;
 struct sock {
 	struct sock_common __sk_common;
+	__u16 sk_protocol;
 	struct socket *sk_socket;
 	struct bpf_local_storage *sk_bpf_storage;
 };

@@ -104,7 +104,7 @@ type KernelConn struct {
 	Marked        uint8
 	Pending       uint8
 	LostBefore    uint8
-	Pad1          [1]uint8
+	UnseenRead    uint8
 	_             [2]byte
 	Sending       uint32
 	HeadLast      uint32
@@ -208,11 +208,14 @@ const (
 	KernelCounterLOST_RETRANSMIT    KernelCounter = 13
 	KernelCounterFULL_LANES         KernelCounter = 14
 	KernelCounterFULL_THREADS       KernelCounter = 15
-	KernelCounterFULL_SOCKETS       KernelCounter = 16
-	KernelCounterFULL_PORTS         KernelCounter = 17
-	KernelCounterHEADS_UNREADABLE   KernelCounter = 18
-	KernelCounterACCEPTS_LOOSE      KernelCounter = 19
-	KernelCounterCOUNTERS           KernelCounter = 20
+	KernelCounterFULL_PROCESSES     KernelCounter = 16
+	KernelCounterFULL_SOCKETS       KernelCounter = 17
+	KernelCounterFULL_PORTS         KernelCounter = 18
+	KernelCounterHEADS_UNREADABLE   KernelCounter = 19
+	KernelCounterACCEPTS_LOOSE      KernelCounter = 20
+	KernelCounterREQUESTS_UNIX      KernelCounter = 21
+	KernelCounterREQUESTS_MPTCP     KernelCounter = 22
+	KernelCounterCOUNTERS           KernelCounter = 23
 )
 
 type KernelHeadBuffer struct {
@@ -341,6 +344,7 @@ const (
 	KernelProcessFlagsPROCESS_GO        KernelProcessFlags = 2
 	KernelProcessFlagsPROCESS_NO_LANE   KernelProcessFlags = 4
 	KernelProcessFlagsPROCESS_FORGET    KernelProcessFlags = 8
+	KernelProcessFlagsPROCESS_FORKED    KernelProcessFlags = 16
 )
 
 type KernelProcessRecord struct {
@@ -361,10 +365,11 @@ type KernelProcessRecord struct {
 type KernelProgressFlags uint32
 
 const (
-	KernelProgressFlagsPROGRESS_LAST_CHUNK KernelProgressFlags = 1
-	KernelProgressFlagsPROGRESS_LOST       KernelProgressFlags = 2
-	KernelProgressFlagsPROGRESS_NO_LANE    KernelProgressFlags = 4
-	KernelProgressFlagsPROGRESS_NO_ACCEPT  KernelProgressFlags = 8
+	KernelProgressFlagsPROGRESS_LAST_CHUNK  KernelProgressFlags = 1
+	KernelProgressFlagsPROGRESS_LOST        KernelProgressFlags = 2
+	KernelProgressFlagsPROGRESS_NO_LANE     KernelProgressFlags = 4
+	KernelProgressFlagsPROGRESS_NO_ACCEPT   KernelProgressFlags = 8
+	KernelProgressFlagsPROGRESS_UNSEEN_READ KernelProgressFlags = 16
 )
 
 type KernelProgressRecord struct {
@@ -485,6 +490,7 @@ type KernelThread struct {
 	Fault        uint64
 	FaultOut     uint64
 	FaultBase    int64
+	FaultEnd     uint64
 	Memory       uint32
 	Pad2         uint32
 	MemoryFrom   [2]uint64
@@ -508,7 +514,20 @@ type KernelThread struct {
 		Major uint8
 		Early uint8
 	}
-	Total    [14]uint64
+	Total   [14]uint64
+	Spilled [14]struct {
+		_     structs.HostLayout
+		From  uint64
+		To    uint64
+		Ns    uint64
+		Pid   uint32
+		Tid   uint32
+		Waker uint32
+		Stage uint8
+		Depth uint8
+		Major uint8
+		Early uint8
+	}
 	Readings [12]struct {
 		_     structs.HostLayout
 		Time  uint64
@@ -532,7 +551,8 @@ type KernelThread struct {
 	Caused      uint8
 	Curg        uint16
 	Accepts     uint8
-	Pad3        [7]uint8
+	Spills      uint8
+	Pad3        [6]uint8
 	_           [4]byte
 }
 
@@ -593,6 +613,7 @@ const (
 	KernelVarConnsLosing              = "conns_losing"
 	KernelVarConnsOpen                = "conns_open"
 	KernelVarCounterType              = "counter_type"
+	KernelVarFaultAround              = "fault_around"
 	KernelVarHeadFlagsType            = "head_flags_type"
 	KernelVarHeadRecordType           = "head_record_type"
 	KernelVarMinDuration              = "min_duration"
@@ -721,6 +742,7 @@ type KernelVariableSpecs struct {
 	ConnsLosing          *ebpf.VariableSpec `ebpf:"conns_losing"`
 	ConnsOpen            *ebpf.VariableSpec `ebpf:"conns_open"`
 	CounterType          *ebpf.VariableSpec `ebpf:"counter_type"`
+	FaultAround          *ebpf.VariableSpec `ebpf:"fault_around"`
 	HeadFlagsType        *ebpf.VariableSpec `ebpf:"head_flags_type"`
 	HeadRecordType       *ebpf.VariableSpec `ebpf:"head_record_type"`
 	MinDuration          *ebpf.VariableSpec `ebpf:"min_duration"`
@@ -802,6 +824,7 @@ type KernelVariables struct {
 	ConnsLosing          *ebpf.Variable `ebpf:"conns_losing"`
 	ConnsOpen            *ebpf.Variable `ebpf:"conns_open"`
 	CounterType          *ebpf.Variable `ebpf:"counter_type"`
+	FaultAround          *ebpf.Variable `ebpf:"fault_around"`
 	HeadFlagsType        *ebpf.Variable `ebpf:"head_flags_type"`
 	HeadRecordType       *ebpf.Variable `ebpf:"head_record_type"`
 	MinDuration          *ebpf.Variable `ebpf:"min_duration"`

@@ -41,6 +41,8 @@ int BPF_PROG(process_fork, struct task_struct *parent, struct task_struct *child
 	}
 	tgid = child->tgid;
 	thread_init(t, tgid, child->pid, &p->process);
+	if (tgid != p->tgid)
+		t->process.flags |= PROCESS_FORKED;
 	/* it begins its life in the run queue */
 	t->known = t->out = bpf_ktime_get_ns();
 	t->off = 1;
@@ -51,8 +53,8 @@ int BPF_PROG(process_fork, struct task_struct *parent, struct task_struct *child
 	t->next = p->next;
 	if (tgid == p->tgid)
 		return 0;
-	if (bpf_map_update_elem(&processes, &tgid, &p->process, BPF_ANY))
-		count(FULL_THREADS);
+	if (bpf_map_update_elem(&processes, &tgid, &t->process, BPF_ANY))
+		count(FULL_PROCESSES);
 	process_record(RECORD_FORK, tgid, p->tgid, 0, 0);
 	return 0;
 }
@@ -62,16 +64,25 @@ SEC("tp_btf/sched_process_exec")
 int BPF_PROG(process_exec, struct task_struct *task, int old_pid)
 {
 	struct thread *t = thread_of(task);
+	__u32 tgid = task->tgid;
 
 	if (t) {
+		struct lane_key key = { .id = t->tid, .tgid = tgid };
+		struct process *p = bpf_map_lookup_elem(&processes, &tgid);
+
+		/* the process's other threads have ended, and this one takes the first one's number: its lane ends with its own */
+		if (t->tid != task->pid)
+			bpf_map_delete_elem(&lanes, &key);
 		/* a new program: no longer Go until user space has looked */
 		t->process.flags &= PROCESS_CANDIDATE;
+		if (p)
+			p->flags &= PROCESS_CANDIDATE | PROCESS_FORGET | PROCESS_FORKED;
 		t->tid = task->pid;
 		t->owner = t->m = 0;
 		t->curg = 0;
 		t->fault = 0;
 	}
-	process_record(RECORD_EXEC, task->tgid, 0, 0, 0);
+	process_record(RECORD_EXEC, tgid, 0, 0, 0);
 	return 0;
 }
 
@@ -125,6 +136,8 @@ int track_threads(struct bpf_iter__task *ctx)
 		count(FULL_THREADS);
 		return 0;
 	}
+	if (!t->tgid)
+		t->out = bpf_ktime_get_ns(); /* if it sleeps, that is what is known of its sleep */
 	thread_init(t, tgid, task->pid, p);
 	/* it may be waiting now; in user mode this is its latest call, or none */
 	t->accepts |= waits_for_descriptors(((struct pt_regs *)bpf_task_pt_regs(task))->orig_ax);

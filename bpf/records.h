@@ -60,6 +60,7 @@ enum progress_flags {
 	PROGRESS_LOST = 2,	   /* a record of this request was lost */
 	PROGRESS_NO_LANE = 4,	   /* the serving thread or goroutine was not known for some of the time */
 	PROGRESS_NO_ACCEPT = 8,	   /* the accept was not seen */
+	PROGRESS_UNSEEN_READ = 16, /* bytes of it were read by a call that is not seen (splice) */
 };
 
 struct progress_record {
@@ -156,10 +157,13 @@ enum counter {
 	LOST_RETRANSMIT,
 	FULL_LANES,
 	FULL_THREADS,
+	FULL_PROCESSES,
 	FULL_SOCKETS,
 	FULL_PORTS,
 	HEADS_UNREADABLE,
 	ACCEPTS_LOOSE, /* accepts whose time is known to no better than a millisecond */
+	REQUESTS_UNIX, /* requests that came over a Unix-domain socket, or a Multipath TCP one: they are not measured */
+	REQUESTS_MPTCP,
 	COUNTERS,
 };
 #define SENT_OF(lost) ((lost) - LOST_REQUEST_HEAD + SENT_REQUEST_HEAD)

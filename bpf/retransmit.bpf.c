@@ -12,6 +12,7 @@
  * socket's changes of state tell.
  */
 #include "retransmit.h"
+#include "echo.h"
 
 static __always_inline struct tcp_skb_cb *cb_of(struct sk_buff *skb)
 {
@@ -135,10 +136,8 @@ static __noinline int first_arrived(struct sock *sk, struct sk_buff *skb, struct
 			break;
 		at &= 31; /* what follows fits behind */
 		if (kind == OPTION_TIMESTAMPS && len == 10) {
-			/* in ms of the clock that the kernel stamps by, and a millisecond's grace: this hook runs after the stamp */
 			echoed = word_at(options + at + 6) - BPF_CORE_READ((struct tcp_sock *)sk, tsoffset);
-			if ((__s32)(echoed - (__u32)(c->resent_first / 1000000) + 1) < 0 &&
-			    (__s32)(echoed - (__u32)(c->resent_first / 1000000) + 3600000) > 0) /* else it counts in another unit */
+			if (echoed_before(echoed, c->resent_first))
 				return 1;
 		}
 		if (kind == OPTION_SACK && len >= 10 && (__s32)(word_at(options + at + 6) - ack) <= 0)

@@ -33,6 +33,11 @@ static __always_inline struct file *file_of(struct task_struct *task, unsigned l
 	return file;
 }
 
+static __always_inline int is_socket(struct file *file)
+{
+	return file && (BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT) == S_IFSOCK;
+}
+
 static __always_inline int reads_files(long nr)
 {
 	return nr == NR_read || nr == NR_pread64 || nr == NR_readv || nr == NR_preadv || nr == NR_preadv2 ||
@@ -64,11 +69,12 @@ static __always_inline __u32 class_of_syscall(struct task_struct *task, struct p
 		return STAGE_WAIT;
 	case NR_read: case NR_readv: case NR_write: case NR_writev: case NR_sendfile: {
 		/* on a socket this is waiting for a peer; what our own socket does meanwhile has stages of its own */
-		struct file *file = file_of(task, regs->di);
-		if (file && (BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT) == S_IFSOCK)
+		if (is_socket(file_of(task, regs->di)))
 			return STAGE_WAIT;
 		return STAGE_SYSCALL;
 	}
+	case NR_splice:
+		return is_socket(file_of(task, regs->di)) || is_socket(file_of(task, regs->dx)) ? STAGE_WAIT : STAGE_SYSCALL;
 	}
 	return STAGE_SYSCALL;
 }
@@ -163,6 +169,22 @@ static __always_inline void switched_out(struct thread *t, struct task_struct *p
 	t->throttled = prev->se.cfs_rq->throttled_clock_pelt_time;
 	if (l)
 		lane_to(l, class, now);
+}
+
+/*
+ * A thread that has slept since before it was tracked is woken, or so it seems: nothing was seen of it yet, and it
+ * is on no CPU. Nobody else writes its state now: a wake-up holds the thread's own lock.
+ */
+static __always_inline void found_asleep(struct thread *t, struct task_struct *task)
+{
+	if (!t->out || task->on_cpu)
+		return;
+	t->class = class_of(t, task, 0);
+	t->accepts |= t->class == STAGE_WAIT && waits_for_descriptors(t->syscall);
+	t->ran = task->se.sum_exec_runtime;
+	t->known = t->out;
+	chain_read_totals(t, t->known);
+	t->off = 1;
 }
 
 /* An idle CPU takes some microseconds to wake up, and under a hypervisor some tens. */
@@ -281,6 +303,8 @@ int BPF_PROG(sched_waking, struct task_struct *task)
 		return 0;
 	now = bpf_ktime_get_ns();
 	t->wake = now;
+	if (!t->known && !t->off)
+		found_asleep(t, task);
 	if (!t->off || t->class == STAGE_RUN_QUEUE)
 		return 0;
 	if (t->class == STAGE_STOPPED)

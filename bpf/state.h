@@ -35,6 +35,7 @@ enum process_flags {
 	PROCESS_GO = 2,		/* the server is a goroutine: read g at go_offset from the FS base */
 	PROCESS_NO_LANE = 4,	/* Go, but where g is kept is not known: no thread time */
 	PROCESS_FORGET = 8,	/* no longer tracked: the iterator removes its threads' state */
+	PROCESS_FORKED = 16,	/* by a tracked process, and user space has not said anything of it yet */
 };
 
 struct process {
@@ -86,12 +87,13 @@ struct thread {
 	__u64 owner;	 /* lane id last seen on the thread; 0 unknown */
 	__u64 m;	 /* in Go: the thread's m */
 	__u64 seen;	 /* time of the thread's last event */
-	__u64 out;	 /* when it last left the CPU; 0 never */
+	__u64 out;	 /* when it last left the CPU; or since when it is tracked; 0 neither */
 	__u64 ran;	 /* the scheduler's account of its CPU time then */
 	__u64 wake;	 /* when it was last woken */
 	__u64 fault;	 /* start of the page fault it is in; 0 if none */
 	__u64 fault_out; /* time since that start which is not the fault's: in the run queue, in reclaim and compaction */
 	__s64 fault_base; /* the lane's page_fault time at that start */
+	__u64 fault_end; /* when the latest one from user mode was over */
 	/*
 	 * What it is in of reclaim and compaction, innermost in the lowest byte: they nest, in a fault or a system
 	 * call. For each of the two: its start, and the lane's time in it then.
@@ -106,6 +108,7 @@ struct thread {
 	__u64 queued_from, queued_to; /* its longest wait in the run queue for no lane, until it sleeps or takes a lane up */
 	struct stretch recent[RECENT];
 	__u64 total[KINDS]; /* of all stretches there ever were, its own and those handed on; CPU time is what is left over */
+	struct stretch spilled[KINDS]; /* handed on, and no longer among the latest: since it last sent, or used another connection */
 	struct reading readings[FINE + COARSE];
 	__u32 read_fine, read_coarse; /* how many */
 	__u64 known;	 /* what it did since then is in recent, or else it was on a CPU; 0: nothing is known yet */
@@ -123,7 +126,8 @@ struct thread {
 	__u8 caused;	 /* enum caused: whether its last wake-up is still why it does what it does */
 	__u16 curg; /* in Go: where m keeps its current goroutine; 0 not known yet */
 	__u8 accepts; /* it has waited for connections or its descriptors: it may be one who accepts */
-	__u8 pad3[7];
+	__u8 spills; /* there are any spilled */
+	__u8 pad3[6];
 };
 
 struct lane_key {
@@ -201,7 +205,7 @@ struct conn {
 	__u8 marked;	   /* marks made so far, at most 2 * MARKS */
 	__u8 pending;	   /* it counts in its lane's pending */
 	__u8 lost_before;  /* a record was lost since the last request whose head went up */
-	__u8 pad1[1];
+	__u8 unseen_read;  /* bytes of the request were read, and no call was seen to do so */
 	__u32 sending;	 /* inside a send call */
 	__u32 head_last; /* last four bytes of the head so far */
 	__u16 head_bytes;
@@ -275,7 +279,8 @@ struct {
 	__type(value, struct stop);
 } stops SEC(".maps");
 
-/* Listening ports of tracked processes, by network namespace. 4096: one per listener. */
+/* Listening ports of tracked processes, by network namespace, and whether a listener has closed since user space last looked. 4096: one per listener. */
+enum { PORT_OPEN, PORT_CLOSED };
 struct port_key {
 	__u32 netns;
 	__u32 port;

@@ -237,7 +237,7 @@ static __always_inline void request_reset(struct conn *c, __u64 start)
 	c->lost_before |= c->lost;
 	c->state = CONN_HEAD;
 	c->first = c->seq == 1;
-	c->responding = c->last_chunk = c->lost = c->no_lane = c->no_accept = 0;
+	c->responding = c->last_chunk = c->lost = c->no_lane = c->no_accept = c->unseen_read = 0;
 	c->head_last = c->response_open = c->no_arrival = 0;
 	c->head_bytes = c->response_bytes = 0;
 	c->socket_state = 0;
@@ -283,6 +283,51 @@ static __always_inline void request_line(struct head_buffer *h, struct conn *c, 
 	head_send_up(h, LOST_REQUEST_HEAD);
 }
 
+/* Requests that come by other ways than plain TCP are not measured, and counted. */
+static __always_inline void other_request(struct sock *sk, struct task_struct *task, int ret)
+{
+	__u32 counter = REQUESTS_UNIX;
+	struct head_buffer *h;
+
+	if (sk->__sk_common.skc_family != AF_UNIX) {
+		if (sk->sk_protocol != IPPROTO_MPTCP)
+			return;
+		counter = REQUESTS_MPTCP;
+	}
+	h = head_buffer(0);
+	if (!h)
+		return;
+	ret = head_read(h, task, ret < 16 ? ret : 16);
+	if (ret && head_is_request(h, ret))
+		count(counter);
+}
+
+/* A thread that was not seen to begin reads a connection of ours: io_uring's workers come without a fork. */
+static __always_inline struct thread *thread_unseen(struct sock *sk, struct task_struct *task)
+{
+	struct process *p;
+	struct thread *t;
+	__u32 tgid;
+
+	if (!conn_of(sk))
+		return 0;
+	tgid = task->tgid;
+	p = bpf_map_lookup_elem(&processes, &tgid);
+	if (!p || p->flags & PROCESS_FORGET)
+		return 0;
+	t = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!t) {
+		count(FULL_THREADS);
+		return 0;
+	}
+	t->tgid = tgid;
+	t->tid = task->pid;
+	t->process = *p;
+	return t;
+}
+
+static int conn_ends(struct conn *c, struct sock *sk, int new_state); /* tcp_state.bpf.c */
+
 /* A read of a socket has returned. */
 static __always_inline int on_recv_length(struct sock *sk, int ret, int flags)
 {
@@ -300,11 +345,15 @@ static __always_inline int on_recv_length(struct sock *sk, int ret, int flags)
 		return 0;
 	t = thread_of(task);
 	if (!t)
+		t = thread_unseen(sk, task);
+	if (!t)
 		return 0;
 	chain_reads(t, sk);
 	tp = bpf_skc_to_tcp_sock(sk);
-	if (!tp)
+	if (!tp) {
+		other_request(sk, task, ret);
 		return 0;
+	}
 	c = conn_of(sk);
 	if (!c) {
 		/* a connection older than the receiver; not one that this process opened to somebody else */
@@ -407,6 +456,12 @@ static __always_inline int on_recv_length(struct sock *sk, int ret, int flags)
 	}
 	if (c->state == CONN_ACTIVE)
 		conn_moved(c, now);
+	/* the client has gone already, and left these bytes: nobody can be answered, and no further end will come */
+	if (sk->__sk_common.skc_state == TCP_CLOSE) {
+		conn_ends(c, sk, TCP_CLOSE);
+		c->state = CONN_IDLE;
+		c->start = 0;
+	}
 	return 0;
 }
 

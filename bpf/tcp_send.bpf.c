@@ -160,7 +160,7 @@ static __always_inline struct lane *follow_sender(struct conn *c, struct task_st
 			chain_sends(c, t, l, now);
 		return l;
 	}
-	if (!l)
+	if (!l && !c->no_lane) /* else there was no room for one, and the request goes without */
 		l = lane_make(t, owner, now);
 	chain_ends(c);
 	conn_settle(c, conn_lane(c), now);
@@ -172,6 +172,21 @@ static __always_inline struct lane *follow_sender(struct conn *c, struct task_st
 	lane_key_of(t, owner, &c->lane);
 	conn_take_lane(c, l, now);
 	return l;
+}
+
+/*
+ * The answer begins, and nothing is unread, though nobody was seen to read it: splice has no hook. Since when is not
+ * known, nor what of the waiting was for the bytes to come, or for them to be read.
+ */
+static __always_inline void unseen_read(struct conn *c, struct sock *sk, struct tcp_sock *tp)
+{
+	__u32 unread = tp->rcv_nxt - tp->copied_seq;
+
+	if (!clock_running(c->receive) || unread > (sk->__sk_common.skc_state == TCP_CLOSE_WAIT ? 1 : 0))
+		return;
+	clock_stop(&c->receive, c->receive_since);
+	c->receive_since = 0;
+	c->unseen_read = 1;
 }
 
 /* A send to a socket begins; perhaps told again for each buffer of a long one. Without a message it sends pages of a file. */
@@ -194,6 +209,7 @@ static __always_inline int on_send(struct sock *sk, struct msghdr *msg, __u32 si
 	if (!c->responding) {
 		c->head_last = 0;
 		c->response_seq = tp->write_seq;
+		unseen_read(c, sk, tp);
 	}
 	c->head_alone = 0;
 	if (!c->responding || c->response_open)
@@ -267,7 +283,8 @@ static __always_inline void progress(struct conn *c, struct sock *sk, struct lan
 	p->first = c->first_out;
 	c->first_out = 0;
 	p->flags = (c->last_chunk ? PROGRESS_LAST_CHUNK : 0) | (c->lost ? PROGRESS_LOST : 0) |
-		   (c->no_lane || !l ? PROGRESS_NO_LANE : 0) | (c->no_accept ? PROGRESS_NO_ACCEPT : 0);
+		   (c->no_lane || !l ? PROGRESS_NO_LANE : 0) | (c->no_accept ? PROGRESS_NO_ACCEPT : 0) |
+		   (c->unseen_read ? PROGRESS_UNSEEN_READ : 0);
 	__builtin_memcpy(p->exclusive, c->done, sizeof(c->done));
 	p->exclusive[STAGE_REQUEST_BODY] += c->body;
 	p->major = 0;

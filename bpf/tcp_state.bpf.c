@@ -9,30 +9,61 @@
 #include "chain.h"
 #include "retransmit.h"
 
+/* A connection that has had a request ends, or shuts its sending side: its last reading and its end. */
+static __noinline int conn_ends(struct conn *c, struct sock *sk, int new_state)
+{
+	struct close_record r = {};
+	__u64 now = bpf_ktime_get_ns();
+	int drained = !clock_running(c->send) && !clock_running(c->qdisc);
+
+	chain_ends(c);
+	/*
+	 * What nobody will read or send any more is all there will be. A socket that was closed with bytes unsent
+	 * still sends them: the reading comes when they have reached the device, or with the socket's end.
+	 */
+	if (c->state == CONN_ACTIVE && (!c->responding || (c->writes != c->reported && drained) ||
+					(new_state == TCP_CLOSE && (c->writes != c->reported || !drained))))
+		progress(c, sk, conn_lane(c), now, now);
+	r.r.kind = RECORD_CLOSE;
+	r.r.cookie = c->cookie;
+	r.r.seq = c->seq;
+	r.r.time = now;
+	r.flags = (drained ? CLOSE_DRAINED : 0) |
+		  (new_state == TCP_CLOSE ? CLOSE_FINAL : 0) | (c->lost ? CLOSE_LOST : 0) | (all_acked(sk) ? CLOSE_ACKED : 0);
+	send_up(&r, sizeof(r), LOST_CLOSE);
+	/* a connection's goroutine ends with it, and its g may serve another by now; a thread's lane ends with the thread */
+	if (new_state == TCP_CLOSE && c->lane.goroutine) {
+		struct lane *l = conn_lane(c);
+
+		if (l && !l->pending)
+			bpf_map_delete_elem(&lanes, &c->lane);
+	}
+	return 0;
+}
+
 /* A connection to a tracked port is established; a process begins to listen; a connection ends. */
 SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 {
-	struct close_record r = {};
 	struct conn *c;
-	__u64 now;
-	int drained;
 
 	if (sk->__sk_common.skc_family != AF_INET && sk->__sk_common.skc_family != AF_INET6)
 		return 0;
 	if (new_state == TCP_LISTEN) {
 		struct task_struct *task = bpf_get_current_task_btf();
 		struct port_key key = port_of(sk);
-		__u32 pid = task->tgid;
-		if (thread_of(task) && bpf_map_update_elem(&ports, &key, &pid, BPF_ANY))
+		__u32 pid = task->tgid, open = PORT_OPEN;
+		if (thread_of(task) && bpf_map_update_elem(&ports, &key, &open, BPF_ANY))
 			count(FULL_PORTS);
 		process_record(RECORD_LISTEN, pid, 0, key.netns, key.port);
 		return 0;
 	}
 	if (old_state == TCP_LISTEN && new_state == TCP_CLOSE) {
-		/* with SO_REUSEPORT others may still listen: user space, which knows, puts the port back */
+		/* with SO_REUSEPORT, or at another address, others may still listen: user space, which knows, drops the port */
 		struct port_key key = port_of(sk);
-		bpf_map_delete_elem(&ports, &key);
+		__u32 *port = bpf_map_lookup_elem(&ports, &key);
+		if (port)
+			*port = PORT_CLOSED;
 		return 0;
 	}
 	if (old_state == TCP_SYN_RECV && new_state == TCP_ESTABLISHED) {
@@ -66,31 +97,7 @@ int BPF_PROG(sock_set_state, struct sock *sk, int old_state, int new_state)
 		c->counted = 0;
 		__sync_fetch_and_sub(&conns_open, 1);
 	}
-	chain_ends(c);
-	if (!c->seq)
-		return 0;
-	now = bpf_ktime_get_ns();
-	drained = !clock_running(c->send) && !clock_running(c->qdisc);
-	/*
-	 * What nobody will read or send any more is all there will be. A socket that was closed with bytes unsent
-	 * still sends them: the reading comes when they have reached the device, or with the socket's end.
-	 */
-	if (c->state == CONN_ACTIVE && (!c->responding || (c->writes != c->reported && drained) ||
-					(new_state == TCP_CLOSE && (c->writes != c->reported || !drained))))
-		progress(c, sk, conn_lane(c), now, now);
-	r.r.kind = RECORD_CLOSE;
-	r.r.cookie = c->cookie;
-	r.r.seq = c->seq;
-	r.r.time = now;
-	r.flags = (drained ? CLOSE_DRAINED : 0) |
-		  (new_state == TCP_CLOSE ? CLOSE_FINAL : 0) | (c->lost ? CLOSE_LOST : 0) | (all_acked(sk) ? CLOSE_ACKED : 0);
-	send_up(&r, sizeof(r), LOST_CLOSE);
-	/* a connection's goroutine ends with it, and its g may serve another by now; a thread's lane ends with the thread */
-	if (new_state == TCP_CLOSE && c->lane.goroutine) {
-		struct lane *l = conn_lane(c);
-
-		if (l && !l->pending)
-			bpf_map_delete_elem(&lanes, &c->lane);
-	}
+	if (c->seq)
+		conn_ends(c, sk, new_state);
 	return 0;
 }

@@ -210,6 +210,9 @@ func (a *Assembler) requestHead(e *probe.RequestHead) {
 		}
 	}
 	if c.ignored {
+		if e.Flags.Unreadable {
+			a.unparsed["buffer_unknown"]++
+		}
 		return
 	}
 	r := c.request

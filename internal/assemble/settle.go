@@ -28,6 +28,12 @@ func (r *request) settle(unavailable []stage.Stage) {
 	if p.NoAccept {
 		r.miss(stage.AcceptQueue)
 	}
+	if p.UnseenRead {
+		// when its bytes were read is not known, and so not what was waited for until then
+		r.miss(stage.RequestBody)
+		r.miss(stage.ReceiveQueue)
+		r.miss(stage.Wait)
+	}
 	slices.Sort(r.Missing)
 
 	r.Exclusive, r.Waker, r.Plain = p.Exclusive, p.Waker, p.Plain
@@ -53,7 +59,10 @@ func (r *request) settle(unavailable []stage.Stage) {
 	}
 	r.Exclusive[stage.Unattributed] = wall - sum
 	if p.NoLane && !r.moved {
-		r.prove()
+		r.prove(stage.CPU, stage.Wait)
+	}
+	if p.UnseenRead {
+		r.prove(stage.RequestBody, stage.ReceiveQueue)
 	}
 	for s := range r.Waker {
 		r.Waker[s] = min(max(r.Waker[s], 0), r.Exclusive[s])
@@ -65,10 +74,11 @@ func (r *request) settle(unavailable []stage.Stage) {
 	}
 }
 
-// prove gives each stage of a thread whose own account is not known, since it has ended
-// before the request did, what the request's occurrences prove of it. It is at
-// least so much; nothing shorter than an occurrence is in it.
-func (r *request) prove() {
+// prove gives each stage from first to last, of which the account is not known, what the
+// request's occurrences prove of it: those of a thread that has ended before the request
+// did, or of bytes that were read unseen. It is at least so much; nothing shorter than an
+// occurrence is in it.
+func (r *request) prove(first, last stage.Stage) {
 	proven := r.given
 	for _, d := range r.held {
 		for _, p := range d.pieces {
@@ -78,7 +88,7 @@ func (r *request) prove() {
 			}
 		}
 	}
-	for s := stage.CPU; s <= stage.Wait; s++ {
+	for s := first; s <= last; s++ {
 		d := min(proven.stages[s], r.Exclusive[stage.Unattributed])
 		if d <= 0 {
 			continue

@@ -19,6 +19,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/ebpfllm/ebpfllm/internal/distribution"
 )
 
 // A request that waits for a held lock, among many that do not, is in Jaeger as
@@ -127,7 +129,7 @@ func startVictoriaMetrics(t *testing.T) victoriaMetrics {
 		// Else new samples hide for 30 s.
 		"-search.latencyOffset=0s")
 	v := victoriaMetrics{"http://" + addr}
-	p.answers(t, v.base+"/health")
+	answers(t, p, v.base+"/health")
 	return v
 }
 
@@ -168,7 +170,7 @@ func startJaeger(t *testing.T) jaeger {
 	p := start(t, "jaeger", backend(t, "jaeger"), []string{"SPAN_STORAGE_TYPE=memory", "OTEL_TRACES_SAMPLER=always_off"},
 		// Its own spans would go to port 4317, where nobody is.
 		append(args, "--query.enable-tracing=false")...)
-	p.answers(t, "http://"+j.query+"/api/services")
+	answers(t, p, "http://"+j.query+"/api/services")
 	return j
 }
 
@@ -256,20 +258,18 @@ func names(spans []span) []string {
 // both back ends, and returns the address of its OTLP receiver over HTTP.
 func startCollector(t *testing.T, j jaeger, v victoriaMetrics) string {
 	t.Helper()
-	grpc, http, health := freeAddr(t), freeAddr(t), freeAddr(t)
-	p := start(t, "collector", collector(t),
+	grpc, http := freeAddr(t), freeAddr(t)
+	c, err := distribution.Start(t.Context(), "collector", filepath.Join(t.TempDir(), "collector.log"), nil,
 		[]string{
 			"OTLP_GRPC_ENDPOINT=" + grpc, "OTLP_HTTP_ENDPOINT=" + http,
 			"JAEGER_ENDPOINT=" + j.otlp, "VICTORIAMETRICS_ENDPOINT=" + v.base,
 		},
-		"--config=../../examples/jaeger/config.yaml", "--config=../../examples/victoriametrics/config.yaml",
+		collector(t), "../../examples/jaeger/config.yaml", "../../examples/victoriametrics/config.yaml",
 		// What the examples leave at defaults that are long for a test.
-		"--config=yaml:receivers::ebpfllm::collection_interval: 1s",
-		"--config=yaml:processors::spike_sampling::decision_wait_after_root_received: 1s",
-		"--config=yaml:extensions::health_check::endpoint: "+health,
-		"--config=yaml:service::extensions: [health_check]",
-		"--config=yaml:service::telemetry::metrics::level: none")
-	p.answers(t, "http://"+health)
+		"yaml:receivers::ebpfllm::collection_interval: 1s",
+		"yaml:processors::spike_sampling::decision_wait_after_root_received: 1s")
+	require.NoError(t, err)
+	untilTheEnd(t, c.Process)
 	return http
 }
 
@@ -282,7 +282,7 @@ func startServer(t *testing.T, otlp string) server {
 	p := start(t, "llmserver", buildServer(t),
 		[]string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + otlp},
 		"-listen", s.addr, "-dir", s.dir)
-	p.answers(t, "http://"+s.addr+"/healthz")
+	answers(t, p, "http://"+s.addr+"/healthz")
 	return s
 }
 

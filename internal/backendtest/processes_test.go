@@ -4,113 +4,63 @@ package backendtest
 
 import (
 	"context"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/ebpfllm/ebpfllm/internal/process"
 )
 
-// program is a running back end, collector or server.
-type program struct {
-	name   string
-	cmd    *exec.Cmd
-	ended  chan struct{}
-	result error // of a program that has ended
-}
-
-// start runs a program until the test ends, then asks it to stop and waits. The
-// end of its output is shown if the test failed.
-func start(t *testing.T, name, path string, env []string, args ...string) *program {
+// start runs a program until the test ends.
+func start(t *testing.T, name, path string, env []string, args ...string) *process.Process {
 	t.Helper()
-	output, err := os.Create(filepath.Join(t.TempDir(), name+".log"))
+	p, err := process.Start(name, filepath.Join(t.TempDir(), name+".log"), nil, env, path, args...)
 	require.NoError(t, err)
-	cmd := exec.Command(path, args...)
-	cmd.Stdout, cmd.Stderr = output, output
-	cmd.Env = append(os.Environ(), env...)
-	// Nothing may outlive a test that was killed.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	require.NoError(t, cmd.Start())
-	p := &program{name: name, cmd: cmd, ended: make(chan struct{})}
-	go func() {
-		p.result = cmd.Wait()
-		close(p.ended)
-	}()
-
-	t.Cleanup(func() {
-		defer output.Close()
-		cmd.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-p.ended:
-			assert.NoError(t, p.result, "%s did not end well", name)
-		case <-time.After(20 * time.Second):
-			cmd.Process.Kill()
-			assert.Fail(t, name+" did not stop on SIGTERM within 20 s")
-		}
-		if t.Failed() {
-			text, _ := os.ReadFile(output.Name())
-			t.Logf("%s said:\n%s", name, text[max(0, len(text)-5000):])
-		}
-	})
+	untilTheEnd(t, p)
 	return p
 }
 
-// signal sends a signal to the program.
-func (p *program) signal(t *testing.T, s os.Signal) {
+// untilTheEnd stops a program when the test ends, and shows the end of its output if
+// the test failed.
+func untilTheEnd(t *testing.T, p *process.Process) {
 	t.Helper()
-	require.NoError(t, p.cmd.Process.Signal(s))
-}
-
-// stop asks the program to stop, and waits until it has.
-func (p *program) stop(t *testing.T) {
-	t.Helper()
-	p.signal(t, syscall.SIGTERM)
-	select {
-	case <-p.ended:
-		require.NoError(t, p.result, "%s did not end well", p.name)
-	case <-time.After(20 * time.Second):
-		require.FailNow(t, p.name+" did not stop on SIGTERM within 20 s")
-	}
+	t.Cleanup(func() {
+		assert.NoError(t, p.Stop())
+		if t.Failed() {
+			t.Logf("the end of %s:\n%s", p.Log, p.Tail())
+		}
+	})
 }
 
 // answers waits until the program answers 200 on an address.
-func (p *program) answers(t *testing.T, address string) {
+func answers(t *testing.T, p *process.Process, address string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	for {
+	require.NoError(t, p.WaitFor(ctx, "answering on "+address, func() bool {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
 		require.NoError(t, err)
 		response, err := http.DefaultClient.Do(request)
-		if err == nil {
-			response.Body.Close()
-			if response.StatusCode == http.StatusOK {
-				return
-			}
+		if err != nil {
+			return false
 		}
-		select {
-		case <-p.ended:
-			require.FailNow(t, p.name+" ended", "%v", p.result)
-		case <-ctx.Done():
-			require.FailNow(t, p.name+" does not answer on "+address, "%v", err)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+		response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	}))
 }
 
 // freeAddr returns an address on loopback that nobody listens on.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := process.FreeAddress()
 	require.NoError(t, err)
-	defer listener.Close()
-	return listener.Addr().String()
+	return address
 }
 
 // backend returns the path of a back end that `make test-backends` built.

@@ -3,17 +3,14 @@
 package backendtest
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -24,6 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/ebpfllm/ebpfllm/internal/distribution"
 )
 
 // Two samplers behind one agent, as in examples/tail-sampling, become three in
@@ -39,9 +38,9 @@ func TestScalingTheSecondTierLosesNoDecidedTrace(t *testing.T) {
 	agent := startAgent(t, a, b)
 	stream := agent.stream(t)
 
-	took := func(s tier) bool { return s.metric(t, "otelcol_receiver_accepted_spans") > 100 }
+	took := func(s tier) bool { return s.metric(t, "receiver_accepted_spans") > 100 }
 	await(t, "both samplers have their share", func() bool { return took(a) && took(b) })
-	assert.Zero(t, c.metric(t, "otelcol_receiver_accepted_spans"), "nobody knows the third sampler yet")
+	assert.Zero(t, c.metric(t, "receiver_accepted_spans"), "nobody knows the third sampler yet")
 
 	up := agent.scale(t, a, b, c)
 	await(t, "the new sampler has its share", func() bool { return took(c) })
@@ -49,25 +48,25 @@ func TestScalingTheSecondTierLosesNoDecidedTrace(t *testing.T) {
 	// Spans without a local root wait for one, undecided, while their sampler goes.
 	held := agent.hold(t, 60)
 	await(t, "the sampler that goes holds undecided traces", func() bool {
-		return a.metric(t, "otelcol_processor_spike_sampling_traces_buffered") > 0
+		return a.metric(t, "processor_spike_sampling_traces_buffered") > 0
 	})
 	down := agent.scale(t, b, c)
-	before := a.metric(t, "otelcol_receiver_accepted_spans")
-	require.Positive(t, a.metric(t, "otelcol_processor_spike_sampling_traces_buffered"), "it decided before it went")
-	a.stop(t)
+	before := a.metric(t, "receiver_accepted_spans")
+	require.Positive(t, a.metric(t, "processor_spike_sampling_traces_buffered"), "it decided before it went")
+	require.NoError(t, a.Stop())
 
-	from := b.metric(t, "otelcol_receiver_accepted_spans")
-	await(t, "the stream goes on without it", func() bool { return b.metric(t, "otelcol_receiver_accepted_spans") > from+100 })
+	from := b.metric(t, "receiver_accepted_spans")
+	await(t, "the stream goes on without it", func() bool { return b.metric(t, "receiver_accepted_spans") > from+100 })
 	sent := stream.end()
 	await(t, "the samplers that stay have decided", func() bool {
-		return b.metric(t, "otelcol_processor_spike_sampling_traces_buffered")+c.metric(t, "otelcol_processor_spike_sampling_traces_buffered") == 0 &&
-			before+b.metric(t, "otelcol_receiver_accepted_spans")+c.metric(t, "otelcol_receiver_accepted_spans") >= float64(sent.spans+held)
+		return b.metric(t, "processor_spike_sampling_traces_buffered")+c.metric(t, "processor_spike_sampling_traces_buffered") == 0 &&
+			before+b.metric(t, "receiver_accepted_spans")+c.metric(t, "receiver_accepted_spans") >= float64(sent.spans+held)
 	})
-	arrived := before + b.metric(t, "otelcol_receiver_accepted_spans") + c.metric(t, "otelcol_receiver_accepted_spans")
+	arrived := before + b.metric(t, "receiver_accepted_spans") + c.metric(t, "receiver_accepted_spans")
 	assert.LessOrEqual(t, arrived, float64(sent.spans+held+sent.again), "spans at the samplers; %d were sent again", sent.again)
 	for _, s := range []tier{b, c} {
-		assert.Zero(t, s.metric(t, "otelcol_processor_spike_sampling_traces_decided_early"))
-		assert.Zero(t, s.metric(t, "otelcol_processor_spike_sampling_downstream_errors"))
+		assert.Zero(t, s.metric(t, "processor_spike_sampling_traces_decided_early"))
+		assert.Zero(t, s.metric(t, "processor_spike_sampling_downstream_errors"))
 	}
 
 	var found map[pcommon.TraceID]map[string]int
@@ -117,54 +116,25 @@ func TestScalingTheSecondTierLosesNoDecidedTrace(t *testing.T) {
 
 // tier is a collector of either tier, or the back end.
 type tier struct {
-	*program
-	otlp    string // where its OTLP receiver listens
-	metrics string // URL of its own metrics
+	*distribution.Collector
+	otlp string // where its OTLP receiver listens
 }
 
-// startTier runs a collector that tells its own metrics.
-func startTier(t *testing.T, name, path, otlp string, env []string, args ...string) tier {
+func startTier(t *testing.T, name, path, otlp string, env []string, configs ...string) tier {
 	t.Helper()
-	metrics := freeAddr(t)
-	_, port, err := net.SplitHostPort(metrics)
+	c, err := distribution.Start(t.Context(), name, filepath.Join(t.TempDir(), name+".log"), nil, env, path, configs...)
 	require.NoError(t, err)
-	args = append(args, "--config=yaml:service::telemetry::metrics::readers: [{pull: {exporter: {prometheus: {host: 127.0.0.1, port: "+port+"}}}}]")
-	s := tier{otlp: otlp, metrics: "http://" + metrics + "/metrics"}
-	s.program = start(t, name, path, env, args...)
-	s.answers(t, s.metrics)
-	return s
+	untilTheEnd(t, c.Process)
+	return tier{c, otlp}
 }
 
 // metric sums up one of the collector's own metrics over its attributes; 0 if it
 // has none of that name, as before the first time.
 func (s tier) metric(t *testing.T, name string) float64 {
 	t.Helper()
-	sum, err := s.read(t, name)
+	all, err := s.Metrics(t.Context())
 	require.NoError(t, err)
-	return sum
-}
-
-func (s tier) read(t *testing.T, name string) (float64, error) {
-	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.metrics, http.NoBody)
-	require.NoError(t, err)
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return 0, err
-	}
-	defer response.Body.Close()
-	sum := 0.0
-	lines := bufio.NewScanner(response.Body)
-	for lines.Scan() {
-		line := lines.Text()
-		if !strings.HasPrefix(line, name) {
-			continue
-		}
-		v, err := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
-		require.NoError(t, err, line)
-		sum += v
-	}
-	return sum, lines.Err()
+	return all.Sum(name, "")
 }
 
 // backendFile is a collector that writes what it gets to a file.
@@ -177,9 +147,9 @@ func startBackend(t *testing.T) backendFile {
 	t.Helper()
 	otlp, path := freeAddr(t), filepath.Join(t.TempDir(), "kept.jsonl")
 	return backendFile{startTier(t, "backend", collector(t), otlp, nil,
-		"--config=yaml:receivers::otlp::protocols::grpc::endpoint: "+otlp,
-		"--config=yaml:exporters::file: {path: "+path+", flush_interval: 100ms}",
-		"--config=yaml:service::pipelines::traces: {receivers: [otlp], exporters: [file]}"), path}
+		"yaml:receivers::otlp::protocols::grpc::endpoint: "+otlp,
+		"yaml:exporters::file: {path: "+path+", flush_interval: 100ms}",
+		"yaml:service::pipelines::traces: {receivers: [otlp], exporters: [file]}"), path}
 }
 
 // spans counts what has arrived, by trace and name.
@@ -213,9 +183,9 @@ func startSampler(t *testing.T, backend string) tier {
 	otlp := freeAddr(t)
 	return startTier(t, "sampler", collector(t), otlp,
 		[]string{"SAMPLER_ENDPOINT=" + otlp, "BACKEND_ENDPOINT=" + backend, "STORAGE_DIR=" + t.TempDir()},
-		"--config=../../examples/tail-sampling/two-tier-sampler.yaml",
+		"../../examples/tail-sampling/two-tier-sampler.yaml",
 		// What the example leaves at defaults that are long for a test.
-		fmt.Sprintf("--config=yaml:processors::spike_sampling: {decision_wait: 20s, decision_wait_after_root_received: %v}", rootWait))
+		fmt.Sprintf("yaml:processors::spike_sampling: {decision_wait: 20s, decision_wait_after_root_received: %v}", rootWait))
 }
 
 // rootWait is how long samplers wait for more of a trace with a local root. The
@@ -237,7 +207,7 @@ func startAgent(t *testing.T, samplers ...tier) agent {
 	a.name(t, samplers)
 	grpc, http := freeAddr(t), freeAddr(t)
 	a.tier = startTier(t, "agent", path, http, []string{"OTLP_GRPC_ENDPOINT=" + grpc, "OTLP_HTTP_ENDPOINT=" + http},
-		"--config=../../examples/tail-sampling/two-tier-agent.yaml", "--config="+a.resolver)
+		"../../examples/tail-sampling/two-tier-agent.yaml", ""+a.resolver)
 	return a
 }
 
@@ -261,10 +231,10 @@ func (a agent) scale(t *testing.T, samplers ...tier) period {
 	t.Helper()
 	a.name(t, samplers)
 	p := period{from: time.Now()}
-	a.signal(t, syscall.SIGHUP)
+	require.NoError(t, syscall.Kill(a.PID(), syscall.SIGHUP))
 	await(t, "the agent knows the samplers", func() bool {
-		n, err := a.read(t, "otelcol_loadbalancer_num_backends") // nobody answers while it starts anew
-		return err == nil && n == float64(len(samplers))
+		all, err := a.Metrics(t.Context()) // nobody answers while it starts anew
+		return err == nil && all.Sum("loadbalancer_num_backends", "") == float64(len(samplers))
 	})
 	p.to = time.Now()
 	return p

@@ -4,8 +4,9 @@
 //   - DBSCAN beside scikit-learn's, CPU time and memory, labels compared, and a
 //     step of a sliding window beside a full run;
 //   - the spike_sampling processor beside contrib's tail_sampling, interleaved;
-//   - how many planted spikes it finds where several samplers share the traces,
-//     measured by a command given to it;
+//   - how many planted spikes it finds, alone and where several samplers share the
+//     traces, and what a step of its clustering takes, measured by a command given to
+//     it;
 //   - what a traced server pays per request, measured by a command given to it.
 //
 // It is a module of its own so that what it compares with does not become a
@@ -83,7 +84,8 @@ func main() {
 	out := flag.String("out", "", "write the results to this file as JSON")
 	all := flag.Bool("all", false, "also run scikit-learn on 1e6 points: minutes, and 10 GB of memory")
 	clusterOnce := flag.String("cluster-once", "", "the program of ./clusteronce, built")
-	recall := flag.String("recall", "", "shell command that runs BenchmarkRecall of the processor")
+	benchmarks := flag.String("benchmarks", "", "shell command that runs the processor's benchmarks Recall, Planted and Step")
+	fill := flag.Int("fill", 0, "only fill the buffer of spike_sampling with so many traces, twice, and print what a span costs: this program runs itself so, in a new process")
 	serverCost := flag.String("server-cost", "", "shell command that measures the cost to a traced server and prints a JSON object, "+
 		"with rows shaped as those of this program under \"rows\"; needs root")
 	flag.Parse()
@@ -93,7 +95,12 @@ func main() {
 	}
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, *out, *clusterOnce, *all, *recall, *serverCost)
+	var err error
+	if *fill > 0 {
+		err = fillTwice(ctx, *fill)
+	} else {
+		err = run(ctx, *out, *clusterOnce, *all, *benchmarks, *serverCost)
+	}
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -103,7 +110,7 @@ func main() {
 
 // run makes all measurements. One that fails is reported and does not keep the
 // others from being written.
-func run(ctx context.Context, out, clusterOnce string, all bool, recall, serverCost string) error {
+func run(ctx context.Context, out, clusterOnce string, all bool, benchmarks, serverCost string) error {
 	rep := report{Time: time.Now().UTC().Truncate(time.Second), Machine: thisMachine(), LeftOut: []leftOut{}}
 	err := errors.Join(
 		measureClustering(ctx, &rep, clusterOnce, all),
@@ -111,7 +118,7 @@ func run(ctx context.Context, out, clusterOnce string, all bool, recall, serverC
 		measureWindow(&rep),
 		measureProcessors(ctx, &rep),
 		measureGrowth(ctx, &rep),
-		measureRecall(ctx, &rep, recall),
+		measureBenchmarks(ctx, &rep, benchmarks),
 		measureServer(ctx, &rep, serverCost),
 	)
 	printTable(os.Stdout, &rep)

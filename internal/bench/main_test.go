@@ -46,17 +46,24 @@ func TestServerCommandsRowsAreTakenIn(t *testing.T) {
 	}
 }
 
-func TestRecallIsReadFromTheBenchmarksLines(t *testing.T) {
-	var rep report
-	const line = "BenchmarkRecall/perMinute=30000/shards=4/minSamples=5-2 \t 10\t 23 ns/op\t 77.78 %spikes-found\t 76.1 %values-clustered\t 1.000 false-clusters"
-	require.NoError(t, measureRecall(t.Context(), &rep, "echo goos: linux; echo '"+line+"'; echo PASS"))
-	assert.Equal(t, []row{{
-		Name: "planted spikes found", Subject: "perMinute=30000/shards=4/minSamples=5", Value: 77.78, Unit: "%",
-		Note: "76.1 % of their values in a cluster, 1 false clusters",
-	}}, rep.Rows)
-	for _, command := range []string{"exit 3", "echo PASS", "echo BenchmarkRecall/x 1 2 ns/op", "echo BenchmarkRecall/x 1 a ns/op"} {
+func TestRowsAreReadFromTheBenchmarksLines(t *testing.T) {
+	rep := report{Rows: []row{{Name: throughputScattered, Subject: "spike_sampling", Value: 500_000}}}
+	const lines = "goos: linux\n" +
+		"BenchmarkRecall/perMinute=30000/shards=4/minSamples=5-2 \t 10\t 23 ns/op\t 77.78 %spikes-found\t 76.1 %values-clustered\t 1.000 false-clusters\n" +
+		"BenchmarkPlanted/perMinute=1000000-2 \t 1\t 23 ns/op\t 0 false-clusters\t 36.00 spikes-of-36\n" +
+		"BenchmarkStep-2 \t 4000\t 400000 ns/op\t 123 B/op\t 1 allocs/op\nPASS"
+	require.NoError(t, measureBenchmarks(t.Context(), &rep, "echo '"+lines+"'"))
+	assert.Equal(t, []row{
+		{
+			Name: "planted spikes found", Subject: "perMinute=30000/shards=4/minSamples=5", Value: 77.78, Unit: "%",
+			Note: "76.1 % of their values in a cluster, 1 false clusters",
+		},
+		{Name: "planted spikes found", Subject: "perMinute=1000000", Value: 36, Unit: "of 36", Note: "0 false clusters"},
+		{Name: stepName, Subject: "spike_sampling", Value: 0.4, Unit: "ms", Note: "1 % of what the spans of a second take"},
+	}, rep.Rows[1:])
+	for _, command := range []string{"exit 3", "echo PASS", "echo BenchmarkRecall/x 1 2 ns/op", "echo BenchmarkRecall/x 1 a ns/op", "echo BenchmarkOther 1 2 ns/op"} {
 		rep := report{}
-		require.Error(t, measureRecall(t.Context(), &rep, command), command)
+		require.Error(t, measureBenchmarks(t.Context(), &rep, command), command)
 		assert.Empty(t, rep.Rows)
 		assert.Len(t, rep.LeftOut, 1, command)
 	}
@@ -72,7 +79,7 @@ func TestWhatIsNotMeasuredIsListedWithItsReason(t *testing.T) {
 }
 
 func TestAFewTracesCostSomething(t *testing.T) {
-	us, err := growthRun(t.Context(), 1)
+	us, err := growthRun(t.Context(), 1, 0, &spare{})
 	require.NoError(t, err, "exactly what had to be was kept")
 	assert.Less(t, us, 1000.0, "microseconds a span")
 	free, err := availableMemory()

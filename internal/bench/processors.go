@@ -50,6 +50,12 @@ const (
 	repetitions   = 5
 )
 
+const (
+	inScattered         = "scattered over 8 services"
+	throughput          = "processor throughput, "
+	throughputScattered = throughput + inScattered
+)
+
 // measureProcessors puts the same load on each contender in turn, so that what
 // else the machine does falls on all of them. CPU time is that of the whole
 // process, garbage collection included, on one processor.
@@ -58,7 +64,7 @@ func measureProcessors(ctx context.Context, rep *report) error {
 	for _, scattered := range []bool{true, false} {
 		layout := "contiguous"
 		if scattered {
-			layout = "scattered over 8 services"
+			layout = inScattered
 		}
 		speed, held := map[string][]float64{}, map[string][]float64{}
 		for range repetitions {
@@ -76,7 +82,7 @@ func measureProcessors(ctx context.Context, rep *report) error {
 			values     map[string][]float64
 			more       bool
 		}{
-			{"processor throughput, " + layout, "spans/CPU s", speed, true},
+			{throughput + layout, "spans/CPU s", speed, true},
 			{"processor buffer, " + layout, "bytes/trace", held, false},
 		} {
 			rows := make([]row, 0, 2)

@@ -2,7 +2,7 @@
 //
 // The two clocks drift apart: the wall clock is stepped and slewed, and the
 // monotonic one stands still while the machine sleeps. So the offset between
-// them is sampled again every few seconds. Whoever converts several instants of
+// them is sampled again every few seconds, and at once after a step. Whoever converts several instants of
 // one thing takes one Offset and uses it for all of them: a step of the wall
 // clock in between then cannot turn a duration around.
 package clock
@@ -52,10 +52,24 @@ func New(source Source) (*Clock, error) {
 // Offset returns the latest sample.
 func (c *Clock) Offset() Offset { return c.latest.Load().offset }
 
+// step is by how much the clocks must part at once to be sampled again before
+// Interval is over.
+const step = time.Millisecond
+
 // Refresh takes a new sample if the latest is older than Interval at the given
-// monotonic time. On an error the earlier sample stays.
+// monotonic time, or if the wall clock was stepped since, or the machine slept.
+// On an error the earlier sample stays.
 func (c *Clock) Refresh(mono uint64) error {
-	if at := c.latest.Load().at; mono < at+uint64(Interval) {
+	latest := c.latest.Load()
+	if mono >= latest.at+uint64(Interval) {
+		return c.resample()
+	}
+	now, err1 := c.source.Monotonic()
+	wall, err2 := c.source.Wall()
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	if d := time.Duration(wall - int64(now) - int64(latest.offset)); d.Abs() < step {
 		return nil
 	}
 	return c.resample()

@@ -1,7 +1,8 @@
-// Package cserver builds a small HTTP server in C, whose requests are delayed in a
-// known way by the path they ask for. The kernel tests and the truth lab run it: a
+// Package cserver builds small HTTP servers in C. One delays its requests in a
+// known way by the path they ask for; the other one accepts, reads and writes in
+// ways that are less common. The kernel tests and the truth lab run them: a
 // program without a runtime does nothing that it was not told to. The paths are
-// listed in src/server.c and src/faults.c.
+// listed in src/server.c and src/faults.c, and in src/sockets.c.
 package cserver
 
 import (
@@ -20,7 +21,13 @@ var source embed.FS
 //
 // The server is called with a port, the path of its FILE, and -loop for an event
 // loop in place of a thread per connection. It prints "ready" when it listens.
-func Build(out string, flags ...string) error {
+func Build(out string, flags ...string) error { return build("server.c", out, flags) }
+
+// BuildSockets compiles the server of many kinds of sockets to the file out; it
+// needs gcc and the kernel's headers. How it is called stands in src/sockets.c.
+func BuildSockets(out string) error { return build("sockets.c", out, nil) }
+
+func build(name, out string, flags []string) error {
 	dir, err := os.MkdirTemp("", "cserver-")
 	if err != nil {
 		return err
@@ -30,9 +37,9 @@ func Build(out string, flags ...string) error {
 		return err
 	}
 	args := append([]string{"-O1", "-Wall", "-pthread", "-o", out}, flags...)
-	b, err := exec.Command("gcc", append(args, filepath.Join(dir, "src", "server.c"))...).CombinedOutput()
+	b, err := exec.Command("gcc", append(args, filepath.Join(dir, "src", name))...).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("compile the C server (apt-get install gcc libc6-dev): %w: %s", err, b)
+		return fmt.Errorf("compile the C server (apt-get install gcc libc6-dev linux-libc-dev): %w: %s", err, b)
 	}
 	return nil
 }

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -30,15 +31,21 @@ import (
 	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
 
-// held are the kernel's programs and maps that this process holds, by id.
+// held are the kernel's programs, maps and links that a process holds, by id.
 type held struct {
 	programs []ebpf.ProgramID
 	maps     []ebpf.MapID
+	links    []link.ID
 }
 
-func holds(t *testing.T) (h held) {
+func holds(t *testing.T) held {
 	t.Helper()
-	infos, err := filepath.Glob("/proc/self/fdinfo/*")
+	return heldBy(t, "self")
+}
+
+func heldBy(t *testing.T, pid string) (h held) {
+	t.Helper()
+	infos, err := filepath.Glob("/proc/" + pid + "/fdinfo/*")
 	require.NoError(t, err)
 	for _, info := range infos {
 		b, err := os.ReadFile(info)
@@ -52,6 +59,9 @@ func holds(t *testing.T) (h held) {
 			}
 			if n, _ := fmt.Sscanf(line, "map_id: %d", &id); n == 1 {
 				h.maps = append(h.maps, ebpf.MapID(id))
+			}
+			if n, _ := fmt.Sscanf(line, "link_id: %d", &id); n == 1 {
+				h.links = append(h.links, link.ID(id))
 			}
 		}
 	}
@@ -70,6 +80,12 @@ func (h held) left() (n int) {
 		if m, err := ebpf.NewMapFromID(id); err == nil {
 			n++
 			_ = m.Close()
+		}
+	}
+	for _, id := range h.links {
+		if l, err := link.NewFromID(id); err == nil {
+			n++
+			_ = l.Close()
 		}
 	}
 	return n

@@ -4,7 +4,6 @@ package kerneltest
 
 import (
 	"bufio"
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -15,58 +14,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/btf"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/ebpfllm/ebpfllm/internal/disturb"
 	"github.com/ebpfllm/ebpfllm/internal/probe"
 )
-
-// noSoftirqs returns a function that keeps softirqs from running on its thread's
-// CPU for about the time: the kernel turns them off while it runs a program for a
-// test, and this one counts.
-func noSoftirqs(t *testing.T, d time.Duration) func() error {
-	t.Helper()
-	load := func(n int64) func() error {
-		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "MIT", Instructions: counting(n)})
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = p.Close() })
-		return func() error {
-			_, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
-			return err
-		}
-	}
-	const sample = 200
-	run := load(sample)
-	start := time.Now()
-	require.NoError(t, run())
-	return load(int64(sample * d.Seconds() / time.Since(start).Seconds()))
-}
-
-// counting is a program that calls a function n times, at most 1<<23, which does
-// so with an empty one 4096 times.
-func counting(n int64) asm.Instructions {
-	integer := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
-	function := func(in asm.Instruction, name string) asm.Instruction {
-		params := []btf.FuncParam{{Name: "i", Type: integer}, {Name: "context", Type: &btf.Pointer{Target: &btf.Void{}}}}
-		if name == "main" {
-			params = params[1:]
-		}
-		return btf.WithFuncMetadata(in.WithSymbol(name), &btf.Func{Name: name, Type: &btf.FuncProto{Return: integer, Params: params}, Linkage: btf.StaticFunc})
-	}
-	call := func(name string) asm.Instructions {
-		f := asm.LoadImm(asm.R2, -1, asm.DWord).WithReference(name)
-		f.Src = asm.PseudoFunc
-		return asm.Instructions{f, asm.Mov.Imm(asm.R3, 0), asm.Mov.Imm(asm.R4, 0), asm.FnLoop.Call(), asm.Mov.Imm(asm.R0, 0), asm.Return()}
-	}
-	program := append(asm.Instructions{function(asm.LoadImm(asm.R1, n, asm.DWord), "main")}, call("outer")...)
-	program = append(program, function(asm.Mov.Imm(asm.R1, 4096), "outer"))
-	program = append(program, call("inner")...)
-	return append(program, function(asm.Mov.Imm(asm.R0, 0), "inner"), asm.Return())
-}
 
 // pinThread keeps the calling thread, which must be locked, on a CPU.
 func pinThread(cpu int) error {
@@ -121,19 +75,16 @@ func TestALateSoftirqIsEvidence(t *testing.T) {
 	ask()
 	reply()
 
-	hog := noSoftirqs(t, 80*time.Millisecond)
+	hog, err := disturb.NewSoftirqHog(1, 80*time.Millisecond)
+	require.NoError(t, err)
+	defer hog.Close()
 	var late time.Duration
 	try := 1
 	for ; late < 20*time.Millisecond; try++ { // others of the machine may have had CPU 1
 		require.LessOrEqual(t, try, 10, "softirqs were never kept from CPU 1")
 		var running atomic.Bool
 		ended := make(chan error)
-		go func() {
-			runtime.LockOSThread()
-			err := pinThread(1)
-			running.Store(true)
-			ended <- errors.Join(err, hog())
-		}()
+		go func() { ended <- hog.Hold(func() { running.Store(true) }) }()
 		for !running.Load() {
 			<-time.After(100 * time.Microsecond)
 		}

@@ -467,7 +467,6 @@ func TestANewConnectionThatWaitsForTheServersCPUIsRunQueue(t *testing.T) {
 		t.Run(shape, func(t *testing.T) {
 			s := startC(t, shape == "event loop")
 			w := observe(t, probe.Config{}, s)
-			awaken(s, w)
 			stop := burn(t, s.pid())
 			defer stop()
 			r := slowOne(t, w, 5*time.Millisecond, func() {
@@ -490,15 +489,8 @@ func TestANewConnectionThatWaitsForTheServersCPUIsRunQueue(t *testing.T) {
 func TestANewConnectionWaitsForWhatHoldsItsServerUp(t *testing.T) {
 	requireRoot(t)
 	for _, shape := range []string{"thread per connection", "event loop", "goroutines"} {
-		start := func(t *testing.T) *server {
-			t.Helper()
-			if shape == "goroutines" {
-				return startGo(t)
-			}
-			return startC(t, shape == "event loop")
-		}
 		t.Run(shape+", stopped", func(t *testing.T) {
-			s := start(t)
+			s := startShape(t, shape)
 			w := observe(t, probe.Config{}, s)
 			s.get("/")
 			s.stop()
@@ -514,14 +506,13 @@ func TestANewConnectionWaitsForWhatHoldsItsServerUp(t *testing.T) {
 			continue // which thread takes the goroutine up is open: see docs/kernel.md
 		}
 		t.Run(shape+", at its CPU limit", func(t *testing.T) {
-			s := start(t)
+			s := startShape(t, shape)
 			group := cgroup(t, "cpu", s)
 			write := func(name, value string) { require.NoError(t, os.WriteFile(group+"/"+name, []byte(value), 0o644)) }
 			write("cpu.cfs_period_us", "100000")
 			write("cpu.cfs_quota_us", "5000")
 			write("cgroup.procs", strconv.FormatUint(uint64(s.pid()), 10))
 			w := observe(t, probe.Config{}, s)
-			awaken(s, w)
 			stop := burnWithin(t, group)
 			defer stop()
 			r := slowOne(t, w, 40*time.Millisecond, func() { s.get("/") })
@@ -530,13 +521,6 @@ func TestANewConnectionWaitsForWhatHoldsItsServerUp(t *testing.T) {
 			assert.Greater(t, r.Exclusive[stage.Throttled], int64(r.End-r.Start)*6/10, describe(&r))
 		})
 	}
-}
-
-// awaken has the server's threads seen once: of those that have slept since before they were tracked, the first
-// wake-up is not measured.
-func awaken(s *server, w *watch) {
-	s.get("/")
-	w.wait(1)
 }
 
 // slowOne asks until a request took the server so long, and returns that one.

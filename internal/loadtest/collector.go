@@ -1,12 +1,10 @@
 package loadtest
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ebpfllm/ebpfllm/internal/distribution"
 	"github.com/ebpfllm/ebpfllm/internal/process"
 )
 
@@ -32,7 +31,7 @@ const collectorConfig = `receivers:
       http: {endpoint: "%[1]s"}
   ebpfllm:
     targets:
-      - {executable: %[2]s, ports: [%[6]s]}
+      - {executable: %[2]s, ports: [%[5]s]}
     collection_interval: 1s
 processors:
   spike_sampling:
@@ -50,40 +49,20 @@ service:
   pipelines:
     traces: {receivers: [otlp, ebpfllm], processors: [spike_sampling], exporters: [file]}
   telemetry:
-    metrics:
-      level: detailed
-      readers:
-        - pull: {exporter: {prometheus: {host: 127.0.0.1, port: %[5]s}}}
+    metrics: {level: detailed}
 `
 
 // collector is a running distribution with both components, which writes the
 // traces it keeps to a file.
 type collector struct {
-	process  *process.Process
+	*distribution.Collector
 	endpoint string // for OTLP over HTTP
-	metrics  string // URL of its own metrics
-}
-
-// checkCollector tells what to do if there is no program at path.
-func checkCollector(path string) error {
-	if info, err := os.Stat(path); err != nil || info.IsDir() {
-		return fmt.Errorf("no collector at %s: run `make build`, or name another with -collector", path)
-	}
-	return nil
 }
 
 // startCollector starts the distribution at path. It watches the executable that
 // serves at the given address, and writes to the file out.
 func startCollector(ctx context.Context, path, dir, out, executable, address string, cpus []int) (*collector, error) {
-	otlp, err := freeAddress()
-	if err != nil {
-		return nil, err
-	}
-	metrics, err := freeAddress()
-	if err != nil {
-		return nil, err
-	}
-	_, metricsPort, err := net.SplitHostPort(metrics)
+	otlp, err := process.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
@@ -91,31 +70,20 @@ func startCollector(ctx context.Context, path, dir, out, executable, address str
 	if err != nil {
 		return nil, err
 	}
-	config := filepath.Join(dir, "collector.yaml")
-	text := fmt.Sprintf(collectorConfig, otlp, executable, MinStall, strconv.Quote(out), metricsPort, port)
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		return nil, err
-	}
 	// The file exporter appends.
 	if err := os.Remove(out); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	p, err := process.Start("the collector", filepath.Join(dir, "collector.log"), cpus, nil, path, "--config", config)
+	config := filepath.Join(dir, "collector.yaml")
+	text := fmt.Sprintf(collectorConfig, otlp, executable, MinStall, strconv.Quote(out), port)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	c, err := distribution.Start(ctx, "the collector", filepath.Join(dir, "collector.log"), cpus, nil, path, config)
 	if err != nil {
 		return nil, err
 	}
-	c := &collector{process: p, endpoint: "http://" + otlp, metrics: "http://" + metrics + "/metrics"}
-	deadline, cancel := context.WithTimeoutCause(ctx, 20*time.Second, errors.New("20 s passed"))
-	defer cancel()
-	ready := func() bool {
-		text, err := os.ReadFile(p.Log)
-		return err == nil && strings.Contains(string(text), "Everything is ready")
-	}
-	if err := p.WaitFor(deadline, "ready", ready); err != nil {
-		p.Abandon()
-		return nil, err
-	}
-	return c, nil
+	return &collector{c, "http://" + otlp}, nil
 }
 
 // waitForDecisions returns when the processor holds no trace any more.
@@ -124,10 +92,10 @@ func (c *collector) waitForDecisions(ctx context.Context) error {
 	defer cancel()
 	none := 0
 	decided := func() bool {
-		values, err := c.values(deadline, func(name string) bool {
-			return strings.HasPrefix(name, "otelcol_processor_spike_sampling_traces_buffered")
-		})
-		if err != nil || len(values) == 0 || slices.ContainsFunc(values, func(v metric) bool { return v.value != 0 }) {
+		const buffered = "processor_spike_sampling_traces_buffered"
+		all, err := c.Metrics(deadline)
+		told := slices.ContainsFunc(all, func(m distribution.Metric) bool { return m.Name == buffered })
+		if err != nil || !told || all.Sum(buffered, "") != 0 {
 			none = 0
 			return false
 		}
@@ -136,7 +104,7 @@ func (c *collector) waitForDecisions(ctx context.Context) error {
 		none++
 		return none > 25
 	}
-	return c.process.WaitFor(deadline, "done with its decisions", decided)
+	return c.WaitFor(deadline, "done with its decisions", decided)
 }
 
 // losses are the collector's own counters of things that went wrong and are not
@@ -147,59 +115,12 @@ func (c *collector) losses(ctx context.Context) ([]string, error) {
 		"_spike_sampling_traces_decided_early", "_spike_sampling_spans_dropped", "_spike_sampling_downstream_errors",
 		"_refused_spans", "_failed_spans", "send_failed_spans",
 	}
-	values, err := c.values(ctx, func(name string) bool {
-		return slices.ContainsFunc(bad, func(b string) bool { return strings.Contains(name, b) })
-	})
+	all, err := c.Metrics(ctx)
 	var found []string
-	for _, v := range values {
-		if v.value != 0 {
-			found = append(found, fmt.Sprintf("%s %g", v.name, v.value))
+	for _, m := range all {
+		if m.Value != 0 && slices.ContainsFunc(bad, func(b string) bool { return strings.Contains(m.Name, b) }) {
+			found = append(found, m.String())
 		}
 	}
 	return found, err
-}
-
-type metric struct {
-	name  string // with labels
-	value float64
-}
-
-// values reads the collector's own metrics with a matching name.
-func (c *collector) values(ctx context.Context, match func(string) bool) ([]metric, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.metrics, http.NoBody)
-	if err != nil {
-		return nil, err
-	}
-	response, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	var found []metric
-	scanner := bufio.NewScanner(response.Body)
-	scanner.Buffer(nil, 1<<20)
-	for scanner.Scan() {
-		line := scanner.Text()
-		i := strings.LastIndexByte(line, ' ')
-		if i < 0 || line[0] == '#' || !match(line[:i]) {
-			continue
-		}
-		value, err := strconv.ParseFloat(line[i+1:], 64)
-		if err != nil {
-			return nil, fmt.Errorf("the collector's metrics: %w", err)
-		}
-		found = append(found, metric{line[:i], value})
-	}
-	return found, scanner.Err()
-}
-
-// freeAddress returns a loopback address that nobody listens on.
-func freeAddress() (string, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return listener.Addr().String(), listener.Close()
 }

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ebpfllm/ebpfllm/internal/distribution"
 	"github.com/ebpfllm/ebpfllm/internal/process"
 	"github.com/ebpfllm/ebpfllm/internal/stage"
 )
@@ -63,7 +64,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkCollector(o.Collector); err != nil {
+	if err := distribution.Check(o.Collector); err != nil {
 		return nil, err
 	}
 	possible := faultsOf(o.Server)
@@ -96,7 +97,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	address, err := freeAddress()
+	address, err := process.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +105,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	stopCollector := sync.OnceValue(col.process.Stop)
+	stopCollector := sync.OnceValue(col.Stop)
 	defer func() { err = errors.Join(err, stopCollector()) }()
 	var args []string
 	if o.Uninstrumented {

@@ -23,8 +23,11 @@ type Counters struct {
 	// LooseAccepts are connections whose accept is known to no better than a
 	// millisecond; which side of it the wait was charged to is a guess.
 	LooseAccepts uint64
-	Targets      int // tracked processes that are no candidates
-	Candidates   int
+	// Unwatched are requests that came to watched processes by ways that are not
+	// measured, by way.
+	Unwatched  map[string]uint64
+	Targets    int // tracked processes that are no candidates
+	Candidates int
 }
 
 // The kernel side counts by the same kinds.
@@ -49,10 +52,16 @@ var lostReasons = map[bpf.KernelCounter]string{
 }
 
 var fullMaps = map[bpf.KernelCounter]string{
-	bpf.KernelCounterFULL_LANES:   "lanes",
-	bpf.KernelCounterFULL_THREADS: "threads",
-	bpf.KernelCounterFULL_SOCKETS: "conns",
-	bpf.KernelCounterFULL_PORTS:   "ports",
+	bpf.KernelCounterFULL_LANES:     "lanes",
+	bpf.KernelCounterFULL_THREADS:   "threads",
+	bpf.KernelCounterFULL_PROCESSES: "processes",
+	bpf.KernelCounterFULL_SOCKETS:   "conns",
+	bpf.KernelCounterFULL_PORTS:     "ports",
+}
+
+var unwatched = map[bpf.KernelCounter]string{
+	bpf.KernelCounterREQUESTS_UNIX:  "unix_socket",
+	bpf.KernelCounterREQUESTS_MPTCP: "mptcp",
 }
 
 // Counters reads what was received and what was lost, every reason named even
@@ -60,7 +69,10 @@ var fullMaps = map[bpf.KernelCounter]string{
 func (p *Probe) Counters() (Counters, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := Counters{Sent: map[string]uint64{}, Records: map[string]uint64{}, Lost: map[string]uint64{"invalid": p.invalid.Load()}, MapFull: map[string]uint64{}, Missed: map[string]uint64{}}
+	c := Counters{
+		Sent: map[string]uint64{}, Records: map[string]uint64{}, Lost: map[string]uint64{"invalid": p.invalid.Load()},
+		MapFull: map[string]uint64{}, Unwatched: map[string]uint64{}, Missed: map[string]uint64{},
+	}
 	if p.closed {
 		return c, errors.New("read the counters: the probe is closed")
 	}
@@ -99,6 +111,8 @@ func (p *Probe) Counters() (Counters, error) {
 			c.Lost[lostReasons[counter]] = sum
 		case fullMaps[counter] != "":
 			c.MapFull[fullMaps[counter]] = sum
+		case unwatched[counter] != "":
+			c.Unwatched[unwatched[counter]] = sum
 		case counter == bpf.KernelCounterHEADS_UNREADABLE:
 			c.Unreadable = sum
 		case counter == bpf.KernelCounterACCEPTS_LOOSE:

@@ -79,6 +79,8 @@ func decode(raw []byte) (Event, error) {
 			Lost:      flags&bpf.KernelProgressFlagsPROGRESS_LOST != 0,
 			NoLane:    flags&bpf.KernelProgressFlagsPROGRESS_NO_LANE != 0,
 			NoAccept:  flags&bpf.KernelProgressFlagsPROGRESS_NO_ACCEPT != 0,
+
+			UnseenRead: flags&bpf.KernelProgressFlagsPROGRESS_UNSEEN_READ != 0,
 		}
 		copy(e.Exclusive[:], p.Exclusive[:])
 		copy(e.Waker[:], p.Waker[:])

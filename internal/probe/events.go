@@ -82,6 +82,8 @@ type Progress struct {
 	Lost      bool // a record of this request was lost
 	NoLane    bool // the serving thread or goroutine was not known for some of the time
 	NoAccept  bool // the accept was not seen
+	// UnseenRead: bytes of the request were read by a call that is not seen (splice).
+	UnseenRead bool
 }
 
 // Occurrence is a stretch of one stage that ended at Time. It belongs to a

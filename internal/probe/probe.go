@@ -276,7 +276,11 @@ func (p *Probe) Untrack(pid uint32) error {
 	if p.closed {
 		return os.ErrClosed
 	}
+	_, known := p.processes[pid]
 	delete(p.processes, pid)
+	if !known && p.forked(pid) {
+		return p.settle()
+	}
 	forget := bpf.KernelProcess{Flags: uint32(bpf.KernelProcessFlagsPROCESS_FORGET)}
 	err := p.objects.Maps["processes"].Update(pid, forget, ebpf.UpdateExist)
 	switch {
@@ -292,6 +296,15 @@ func (p *Probe) Untrack(pid uint32) error {
 	return errors.Join(err, p.settle())
 }
 
+// forked tells whether the kernel side watches a process of that pid of which
+// nothing is known here yet: the pid was given out again, and the record of the
+// new process's beginning is still to be read.
+func (p *Probe) forked(pid uint32) bool {
+	var kernel bpf.KernelProcess
+	err := p.objects.Maps["processes"].Lookup(pid, &kernel)
+	return err == nil && kernel.Flags&uint32(bpf.KernelProcessFlagsPROCESS_FORKED) != 0
+}
+
 // AddPort makes connections to a listening port known to the kernel side. A
 // tracked process that begins to listen is seen without this.
 func (p *Probe) AddPort(netns uint32, port uint16) error {
@@ -303,6 +316,38 @@ func (p *Probe) AddPort(netns uint32, port uint16) error {
 	key := bpf.KernelPortKey{Netns: netns, Port: uint32(port)}
 	if err := p.objects.Maps["ports"].Put(key, uint32(0)); err != nil {
 		return fmt.Errorf("watch port %d of network namespace %d: %w", port, netns, err)
+	}
+	return nil
+}
+
+// DropPorts forgets the ports at which a listener has closed and that AddPort has
+// not named since: several may listen on one port.
+func (p *Probe) DropPorts() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return os.ErrClosed
+	}
+	var (
+		ports  = p.objects.Maps["ports"]
+		key    bpf.KernelPortKey
+		closed uint32
+		drop   []bpf.KernelPortKey
+	)
+	it := ports.Iterate()
+	for it.Next(&key, &closed) {
+		if closed != 0 {
+			drop = append(drop, key)
+		}
+	}
+	errs := []error{it.Err()}
+	for _, key := range drop {
+		if err := ports.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("forget ports that nobody listens on: %w", err)
 	}
 	return nil
 }
@@ -384,10 +429,18 @@ func (p *Probe) handle(raw []byte, handle func(Event)) {
 		p.mu.Lock()
 		p.processes[e.PID] = p.processes[e.Parent]
 		p.mu.Unlock()
+	case *Exec: // of a Go program the goroutines are gone
+		p.mu.Lock()
+		if t := p.processes[e.PID]; t.IsGo {
+			p.dropLanes(e.PID, func(k bpf.KernelLaneKey) bool { return k.Goroutine != 0 })
+			t.IsGo = false
+			p.processes[e.PID] = t
+		}
+		p.mu.Unlock()
 	case *Exit:
 		p.mu.Lock()
 		if p.processes[e.PID].IsGo {
-			p.dropLanes(e.PID)
+			p.dropLanes(e.PID, func(bpf.KernelLaneKey) bool { return true })
 		}
 		delete(p.processes, e.PID)
 		if err := p.settle(); err != nil {
@@ -398,9 +451,9 @@ func (p *Probe) handle(raw []byte, handle func(Event)) {
 	handle(e)
 }
 
-// dropLanes removes the goroutines' lanes of a process that has ended. Threads
-// take theirs with them.
-func (p *Probe) dropLanes(pid uint32) {
+// dropLanes removes lanes of a process: goroutines do not take theirs with them,
+// as threads do.
+func (p *Probe) dropLanes(pid uint32, which func(bpf.KernelLaneKey) bool) {
 	var (
 		lanes = p.objects.Maps["lanes"]
 		key   bpf.KernelLaneKey
@@ -408,7 +461,7 @@ func (p *Probe) dropLanes(pid uint32) {
 		ended []bpf.KernelLaneKey
 	)
 	for it := lanes.Iterate(); it.Next(&key, &value); {
-		if key.Tgid == pid {
+		if key.Tgid == pid && which(key) {
 			ended = append(ended, key)
 		}
 	}

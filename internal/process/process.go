@@ -1,5 +1,5 @@
-// Package process runs other programs for the load test and the truth lab: pinned
-// to CPUs, with their output in a file, and ended with their parent at the latest.
+// Package process runs other programs for tests and tools: pinned to CPUs, with their
+// output in a file, and ended with their parent at the latest.
 package process
 
 import (
@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,8 +31,9 @@ type Process struct {
 	err    error
 }
 
-// Start starts a command on the given CPUs, in a process group of its own. Its output
-// goes to the file log. It ends with this process at the latest.
+// Start starts a command on the given CPUs, this process's if there are none, in a process
+// group of its own. Its output goes to the file log. It ends with this process at the
+// latest.
 func Start(name, log string, cpus []int, env []string, path string, args ...string) (*Process, error) {
 	return start(&syscall.SysProcAttr{Setpgid: true}, name, log, cpus, env, path, args...)
 }
@@ -59,11 +61,14 @@ func start(attr *syscall.SysProcAttr, name, log string, cpus []int, env []string
 		// The child inherits this thread's CPUs and dies with the thread, so
 		// the thread waits for it. It ends with the goroutine.
 		runtime.LockOSThread()
-		var set unix.CPUSet
-		for _, cpu := range cpus {
-			set.Set(cpu)
+		var err error
+		if len(cpus) > 0 {
+			var set unix.CPUSet
+			for _, cpu := range cpus {
+				set.Set(cpu)
+			}
+			err = unix.SchedSetaffinity(0, &set)
 		}
-		err := unix.SchedSetaffinity(0, &set)
 		if err == nil && attr.Setsid {
 			err = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0)
 		}
@@ -194,6 +199,15 @@ func (p *Process) LogLine(prefix string) (rest string, found bool) {
 		}
 	}
 	return "", false
+}
+
+// FreeAddress returns a loopback address that nobody listens on.
+func FreeAddress() (string, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return listener.Addr().String(), listener.Close()
 }
 
 // SplitCPUs gives the server the last CPU that this process may use, and itself

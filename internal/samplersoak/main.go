@@ -26,6 +26,8 @@ import (
 	"runtime"
 	"syscall"
 	"time"
+
+	"github.com/ebpfllm/ebpfllm/internal/distribution"
 )
 
 func main() {
@@ -105,6 +107,7 @@ func (r *report) check() error {
 	if r.Length > burstEvery {
 		bad(r.Burst >= slowest*burst*baseRate, "%.0f spans/s were sent in bursts, of %d asked for: the machine is too slow or too busy", r.Burst, burst*baseRate)
 	}
+	bad(r.Buffer > 0, "the collector never told what its buffer holds")
 	bad(r.Buffer <= accountShare*r.Limit, "the buffer held %.1f MiB, its limit is %.0f", r.Buffer, r.Limit)
 	resident := heapShare*r.Limit + restMiB
 	bad(r.Resident <= resident, "the collector took %.0f MiB, at most %.0f were to be expected", r.Resident, resident)
@@ -129,8 +132,8 @@ func run(ctx context.Context, path string, length time.Duration, out string) err
 	if length < 10*time.Second {
 		return fmt.Errorf("-length is %v: set at least 10s", length)
 	}
-	if info, err := os.Stat(path); err != nil || info.IsDir() {
-		return fmt.Errorf("no collector at %s: run `make build`, or name another with -collector", path)
+	if err := distribution.Check(path); err != nil {
+		return err
 	}
 	dir, err := os.MkdirTemp("", "ebpfllm-samplersoak-")
 	if err != nil {
@@ -151,7 +154,7 @@ func run(ctx context.Context, path string, length time.Duration, out string) err
 		Length: length, Limit: bufferMiB, Samples: []sample{}, Losses: []string{},
 	}
 	err = soak(ctx, rep, c, end)
-	if err := errors.Join(err, c.process.Stop()); err != nil {
+	if err := errors.Join(err, c.Stop()); err != nil {
 		return err
 	}
 	rep.print()

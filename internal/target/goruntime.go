@@ -14,10 +14,17 @@ type GoRuntime struct {
 	Known   bool  // GOffset is certain; false if the symbols that tell were stripped
 }
 
-// goRuntimes remembers what executables are by what they are on disk.
+// goRuntimes remembers what executables are by what they are on disk. Images of
+// containers may hold different programs of one name, size and (if they were
+// built to be reproducible) time, so that it must be the same file as well.
 var goRuntimes struct {
 	sync.Mutex
-	m map[fileID]GoRuntime
+	m map[fileID]inspected
+}
+
+type inspected struct {
+	file os.FileInfo
+	GoRuntime
 }
 
 type fileID struct {
@@ -51,17 +58,17 @@ func goRuntime(path string) GoRuntime {
 
 	goRuntimes.Lock()
 	defer goRuntimes.Unlock()
-	if g, ok := goRuntimes.m[id]; ok {
-		return g
+	if in, ok := goRuntimes.m[id]; ok && os.SameFile(in.file, st) {
+		return in.GoRuntime
 	}
 	if goRuntimes.m == nil || len(goRuntimes.m) >= maxGoRuntimes {
-		goRuntimes.m = map[fileID]GoRuntime{}
+		goRuntimes.m = map[fileID]inspected{}
 	}
 	var g GoRuntime
 	if e, err := elf.NewFile(f); err == nil {
 		g = inspect(e)
 	}
-	goRuntimes.m[id] = g
+	goRuntimes.m[id] = inspected{st, g}
 	return g
 }
 

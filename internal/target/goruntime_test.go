@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -68,4 +69,22 @@ func TestGoRuntimeOfOtherFiles(t *testing.T) {
 	for _, path := range []string{text, broken, dir, filepath.Join(dir, "absent"), "/bin/sh"} {
 		assert.Equal(t, GoRuntime{}, goRuntime(path), path)
 	}
+}
+
+func TestGoRuntimeTellsFilesOfOneNameSizeAndTimeApart(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	program, err := os.ReadFile(self)
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "server")
+	built := time.Unix(1, 0)
+	put := func(content []byte) {
+		require.NoError(t, os.WriteFile(path, content, 0o755))
+		require.NoError(t, os.Chtimes(path, built, built))
+	}
+	put(program)
+	require.True(t, goRuntime(path).IsGo)
+	require.NoError(t, os.Rename(path, path+".other")) // so that its number is not given out again
+	put(make([]byte, len(program)))
+	assert.Equal(t, GoRuntime{}, goRuntime(path))
 }

@@ -328,8 +328,11 @@ func cgroup(groups []byte) (line, container string) {
 }
 
 // mountedContainer finds the container's id in the files that engines mount
-// into it (/etc/hostname and kin), whose source holds it.
+// into it (/etc/hostname and kin), whose source holds it. In Kubernetes these
+// are the pod's: their source holds the id of its sandbox, which is no
+// container's that anybody knows.
 func mountedContainer(mounts []byte) string {
+	var found string
 	for l := range strings.Lines(string(mounts)) {
 		f := strings.Fields(l)
 		if len(f) < 5 {
@@ -337,12 +340,15 @@ func mountedContainer(mounts []byte) string {
 		}
 		switch f[4] {
 		case "/etc/hostname", "/etc/hosts", "/etc/resolv.conf":
-			if m := containerID.FindStringSubmatch(f[3]); m != nil {
-				return m[1]
+			if strings.HasSuffix(f[3], "/etc-hosts") || strings.Contains(f[3], "/sandboxes/") { // the kubelet's file; containerd's
+				return ""
+			}
+			if m := containerID.FindStringSubmatch(f[3]); m != nil && found == "" {
+				found = m[1]
 			}
 		}
 	}
-	return ""
+	return found
 }
 
 func readBounded(path string, limit int64) ([]byte, error) {

@@ -96,6 +96,12 @@ func TestMountedContainer(t *testing.T) {
 		"1 2 8:1 / / rw - ext4 /dev/sda1 rw\n"+
 			"3 1 8:1 /var/lib/docker/containers/"+id64+"/hostname /etc/hostname rw - ext4 /dev/sda1 rw\n")))
 	assert.Empty(t, mountedContainer([]byte("1 2 8:1 /"+id64+" /data rw - ext4 /dev/sda1 rw\nshort\n")))
+	// the files of a pod name its sandbox
+	assert.Empty(t, mountedContainer([]byte(
+		"3 1 0:30 /containers/storage/overlay-containers/"+id64+"/userdata/hostname /etc/hostname rw - tmpfs tmpfs rw\n"+
+			"4 1 8:1 /var/lib/kubelet/pods/0f5a1c2e/etc-hosts /etc/hosts rw - ext4 /dev/sda1 rw\n")))
+	assert.Empty(t, mountedContainer([]byte(
+		"3 1 8:1 /var/lib/containerd/io.containerd.grpc.v1.cri/sandboxes/"+id64+"/hostname /etc/hostname rw - ext4 /dev/sda1 rw\n")))
 }
 
 func TestParseStatSurvivesAnyName(t *testing.T) {

@@ -70,13 +70,16 @@ func (p *spikeSampling) assemble(k *keptTrace) (_ ptrace.Traces, malformed int) 
 			from.ScopeSpans().At(0).MoveTo(ss)
 			scopes[rec.scope] = ss
 		}
-		one, err := proto.UnmarshalTraces(rec.bytes)
+		one, err := proto.UnmarshalTraces(rec.bytes())
 		if err != nil || one.SpanCount() != 1 {
 			malformed++
 			continue
 		}
 		span := ss.Spans().AppendEmpty()
 		one.ResourceSpans().At(0).ScopeSpans().At(0).Spans().At(0).MoveTo(span)
+		span.SetTraceID(k.id)
+		span.SetSpanID(rec.id)
+		span.SetParentSpanID(rec.parent)
 		nodes = append(nodes, node{Span: span, record: rec})
 	}
 	place(nodes)

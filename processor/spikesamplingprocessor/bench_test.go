@@ -66,7 +66,7 @@ func BenchmarkAssemble(b *testing.B) {
 		)))
 	tr := h.p.buffer.first
 	top := choose(tr.spikes)
-	k := &keptTrace{decision: decision{keep: true, policy: &h.p.policies[0]}, records: tr.records, top: top}
+	k := &keptTrace{id: tr.id, decision: decision{keep: true, policy: &h.p.policies[0]}, records: tr.records, top: top}
 	b.ReportAllocs()
 	for b.Loop() {
 		if td, malformed := h.p.assemble(k); td.SpanCount() != 8 || malformed != 0 {

@@ -159,13 +159,13 @@ func (b *buffer) charge(tr *trace, n int) {
 func (b *buffer) add(tr *trace, rec record) bool {
 	if i, ok := tr.find(rec.id); ok {
 		old := &tr.records[i]
-		if old.scope == rec.scope && bytes.Equal(old.bytes, rec.bytes) {
+		if old.scope == rec.scope && old.parent == rec.parent && bytes.Equal(old.bytes(), rec.bytes()) {
 			return false
 		}
 	}
 	room := cap(tr.records)
 	tr.records = append(tr.records, rec)
-	b.charge(tr, allocated(cap(rec.bytes))+(cap(tr.records)-room)*recordSize)
+	b.charge(tr, allocated(int(rec.size))+(cap(tr.records)-room)*recordSize)
 	if tr.index != nil {
 		tr.note(len(tr.records) - 1)
 		b.charge(tr, indexOverhead)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/sampling"
+	"go.opentelemetry.io/collector/pdata/pcommon"
 )
 
 // Why a trace was decided before it was complete.
@@ -18,6 +19,7 @@ const (
 // keptTrace is a decided trace: as a rule one on its way out.
 type keptTrace struct {
 	decision
+	id      pcommon.TraceID
 	records []record
 	bytes   int          // charged to the buffer until it is sent
 	late    bool         // spans that came after their trace's decision
@@ -81,7 +83,7 @@ func (p *spikeSampling) conclude(tr *trace, early string, now int64) keptTrace {
 	if d.keep && cl != nil {
 		cl.kept++
 	}
-	k := keptTrace{decision: d, records: tr.records, bytes: tr.bytes, top: top}
+	k := keptTrace{id: tr.id, decision: d, records: tr.records, bytes: tr.bytes, top: top}
 	if cl != nil {
 		mark := cl.mark
 		mark.traces = cl.traces

@@ -3,6 +3,7 @@ package spikesamplingprocessor
 import (
 	"strings"
 	"time"
+	"unsafe"
 
 	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/sampling"
 	"go.opentelemetry.io/collector/pdata/pcommon"
@@ -42,13 +43,21 @@ const (
 	roleOwnRoot                     // a kernel.request of a trace that the receiver opened
 )
 
-// record is one buffered span: its OTLP bytes and its place in the tree.
+// record is one buffered span: its OTLP bytes and its place in the tree. There are
+// millions of them, so the bytes are held without a slice's capacity.
 type record struct {
-	bytes      []byte // a TracesData with this span and neither resource nor scope
+	data       *byte // see bytes
 	scope      *scope
 	id, parent pcommon.SpanID
+	size       uint32 // of data; no protobuf message is larger than 2 GiB
 	role       role
 }
+
+// bytes are a TracesData with this span, without resource and scope, and without its
+// ids: those are in the record and its trace.
+func (r *record) bytes() []byte { return unsafe.Slice(r.data, r.size) }
+
+func (r *record) setBytes(b []byte) { r.data, r.size = unsafe.SliceData(b), uint32(len(b)) }
 
 // item is one span on its way into the buffer, with what decides about it.
 type item struct {
@@ -220,8 +229,12 @@ func (d *digest) takeSpan(span ptrace.Span, envIndex int, match uint64) {
 		d.readKernel(&it, span)
 	}
 	d.cutter.cut(span)
+	span.SetTraceID(pcommon.TraceID{})
+	span.SetSpanID(pcommon.SpanID{})
+	span.SetParentSpanID(pcommon.SpanID{})
 	span.MoveTo(d.span)
-	it.bytes, _ = d.marshaler.MarshalTraces(d.one)
+	b, _ := d.marshaler.MarshalTraces(d.one) // never fails
+	it.setBytes(b)
 	d.items = append(d.items, it)
 }
 

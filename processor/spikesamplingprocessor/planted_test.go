@@ -190,28 +190,50 @@ func plantedShard(tb testing.TB, values []value, run plantedRun) (map[int]bool, 
 	return got, r
 }
 
+// plantedRates are the rates at which 12 spikes in each of 3 runs are looked for.
+var plantedRates = []struct {
+	perMinute, minutes int
+	atLeast            int // of 36
+}{
+	{30_000, 4, 34},
+	{300_000, 3, 34},
+	{1_000_000, 3, 34},
+	{600, 10, 0}, // 10 a second: reported
+}
+
 // TestPlantedSpikesAreFound: at each rate at least 34 of 36 spikes are found,
 // with at most one cluster that is none.
 func TestPlantedSpikesAreFound(t *testing.T) {
-	for _, tt := range []struct {
-		perMinute, minutes int
-		atLeast            int
-	}{
-		{30_000, 4, 34},
-		{300_000, 3, 34},
-		{1_000_000, 3, 34},
-		{600, 10, 0}, // 10 a second: reported
-	} {
+	for _, tt := range plantedRates {
 		t.Run(fmt.Sprint(tt.perMinute, " a minute"), func(t *testing.T) {
-			var all plantedResult
-			for seed := range uint64(3) {
-				all.add(planted(t, plantedRun{perMinute: tt.perMinute, series: 24, minutes: tt.minutes, seed: seed}))
-			}
+			all := plantedThrice(t, tt.perMinute, tt.minutes)
 			t.Logf("%d of 36 spikes found, %d clusters without a spike", all.found, all.falsely)
 			assert.GreaterOrEqual(t, all.found, tt.atLeast)
 			assert.LessOrEqual(t, all.falsely, 1)
 		})
 	}
+}
+
+// BenchmarkPlanted reports the same.
+func BenchmarkPlanted(b *testing.B) {
+	for _, r := range plantedRates {
+		b.Run(fmt.Sprintf("perMinute=%d", r.perMinute), func(b *testing.B) {
+			var all plantedResult
+			for b.Loop() {
+				all = plantedThrice(b, r.perMinute, r.minutes)
+			}
+			b.ReportMetric(float64(all.found), "spikes-of-36")
+			b.ReportMetric(float64(all.falsely), "false-clusters")
+		})
+	}
+}
+
+func plantedThrice(tb testing.TB, perMinute, minutes int) (all plantedResult) {
+	tb.Helper()
+	for seed := range uint64(3) {
+		all.add(planted(tb, plantedRun{perMinute: perMinute, series: 24, minutes: minutes, seed: seed}))
+	}
+	return all
 }
 
 // One value in 4,000 of the body is above twice its P99. On one series that is a

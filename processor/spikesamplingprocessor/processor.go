@@ -325,7 +325,7 @@ func (p *spikeSampling) follow(it *item, late *lateSpans) bool {
 	}
 	k := late.of[it.trace]
 	if k == nil {
-		k = &keptTrace{decision: d, late: true}
+		k = &keptTrace{id: it.trace, decision: d, late: true}
 		if late.of == nil {
 			late.of = map[pcommon.TraceID]*keptTrace{}
 		}
@@ -334,7 +334,7 @@ func (p *spikeSampling) follow(it *item, late *lateSpans) bool {
 	}
 	k.records = append(k.records, it.record)
 	it.scope.refs++
-	n := allocated(cap(it.bytes)) + lateOverhead
+	n := allocated(int(it.size)) + lateOverhead
 	k.bytes += n
 	p.buffer.bytes += n
 	return true

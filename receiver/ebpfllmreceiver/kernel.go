@@ -36,6 +36,7 @@ type source interface {
 	Track(pid uint32, t probe.Tracking) error
 	Untrack(pid uint32) error
 	AddPort(netns uint32, port uint16) error
+	DropPorts() error
 	Run(ctx context.Context, handle func(probe.Event)) error
 	Counters() (probe.Counters, error)
 	Close() error
@@ -201,8 +202,11 @@ const procRoot = "/proc"
 // namespace (PROC_PID_INIT_INO).
 const initPIDNamespace = "pid:[4026531836]"
 
+// initTimeNamespace is that of the first time namespace (PROC_TIME_INIT_INO).
+const initTimeNamespace = "time:[4026531834]"
+
 // checkNamespace makes sure that /proc speaks of the pids that the kernel side
-// speaks of.
+// speaks of, and that this process's clocks are the kernel's.
 func checkNamespace(root string) error {
 	ns, err := os.Readlink(root + "/self/ns/pid")
 	if err != nil {
@@ -210,6 +214,10 @@ func checkNamespace(root string) error {
 	}
 	if ns != initPIDNamespace {
 		return errors.New("the collector runs in a PID namespace of its own and cannot see the host's processes: give it the host's (hostPID: true in Kubernetes, --pid=host in Docker)")
+	}
+	ns, err = os.Readlink(root + "/self/ns/time")
+	if err == nil && ns != initTimeNamespace { // Linux before 5.6 has none
+		return errors.New("the collector runs in a time namespace of its own, whose clocks are not those by which the kernel measures: start it without one (no unshare --time; no linux.timeOffsets in the container's OCI configuration)")
 	}
 	return nil
 }
@@ -316,6 +324,11 @@ func (k *kernelSide) rescan(now uint64) {
 		k.complain("rescan", "The processes cannot be listed", zap.Error(err))
 	}
 	k.apply(changes)
+	if err == nil {
+		if err := k.source.DropPorts(); err != nil {
+			k.complain("ports", "Ports that nobody listens on any more stay watched", zap.Error(err))
+		}
+	}
 	k.sayWaiting()
 	k.scanTook = probe.Now() - begin
 }
@@ -459,6 +472,12 @@ func (k *kernelSide) collect() {
 	}
 }
 
+// waysNotMeasured is what is said of requests that do not come over plain TCP.
+var waysNotMeasured = map[string]string{
+	"unix_socket": "Requests come to a target over a Unix-domain socket: these are counted and not measured; have the client use TCP on loopback to measure them",
+	"mptcp":       "Requests come to a target over Multipath TCP: these are counted and not measured; to measure them start a server in Go with GODEBUG=multipathtcp=0, or switch it off with sysctl net.mptcp.enabled=0",
+}
+
 // count reads the counters for the self-metrics.
 func (k *kernelSide) count() bool {
 	fromProbe, err := k.source.Counters()
@@ -469,6 +488,11 @@ func (k *kernelSide) count() bool {
 	if lost := lostRecords(&fromProbe); lost > k.lost {
 		k.lost = lost
 		k.assembler.Lost(probe.Now())
+	}
+	for way, n := range fromProbe.Unwatched {
+		if n > 0 {
+			k.complain("way "+way, waysNotMeasured[way])
+		}
 	}
 	c := &counts{
 		probe:    fromProbe,
@@ -523,7 +547,7 @@ func (k *kernelSide) observe(report []probe.StageReport) error {
 			return []map[string]uint64{c.probe.Missed}
 		})),
 		k.telemetry.RegisterReceiverEbpfllmMessagesUnparsedCallback(each("reason", func(c *counts) []map[string]uint64 {
-			return []map[string]uint64{c.unparsed}
+			return []map[string]uint64{c.unparsed, c.probe.Unwatched}
 		})),
 		k.telemetry.RegisterReceiverEbpfllmAcceptsLooseCallback(func(_ context.Context, o metric.Int64Observer) error {
 			o.Observe(int64(k.counts.Load().probe.LooseAccepts))

@@ -96,6 +96,8 @@ func (f *fakeKernel) AddPort(_ uint32, port uint16) error {
 	return nil
 }
 
+func (f *fakeKernel) DropPorts() error { return nil }
+
 func (f *fakeKernel) Run(ctx context.Context, handle func(probe.Event)) error {
 	for {
 		select {
@@ -750,6 +752,11 @@ func TestThePIDNamespaceMustBeTheHosts(t *testing.T) {
 	require.ErrorContains(t, checkNamespace(dir), "hostPID: true")
 	require.NoError(t, os.Remove(dir+"/self/ns/pid"))
 	require.NoError(t, os.Symlink(initPIDNamespace, dir+"/self/ns/pid"))
+	require.NoError(t, checkNamespace(dir), "a kernel without time namespaces")
+	require.NoError(t, os.Symlink("time:[4026532999]", dir+"/self/ns/time"))
+	require.ErrorContains(t, checkNamespace(dir), "unshare --time")
+	require.NoError(t, os.Remove(dir+"/self/ns/time"))
+	require.NoError(t, os.Symlink(initTimeNamespace, dir+"/self/ns/time"))
 	require.NoError(t, checkNamespace(dir))
 }
 

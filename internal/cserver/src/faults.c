@@ -1,5 +1,5 @@
 /*
- * Faults that only the truth lab asks for; included by server.c. A path that is not
+ * Faults that only the truth lab and some tests ask for; included by server.c. A path that is not
  * one of them is left to delay().
  *
  *   /write?MS    writes to a full pipe that another thread empties after MS
@@ -10,8 +10,11 @@
  *   /compact?N   has the kernel compact memory N times, in this thread's own time; once without N
  *   /spin?MS     spins on a lock that another thread holds for MS, without a system call
  *   /engine?MS   waits for a thread of this process that computes for MS
+ *   /turns?N     waits N times, for one after the other of six such threads, which computes
+ *                for 2 ms: as a loop does that reads a file in parts by a pool
  *   /collect?MS  stops the world and collects garbage for MS: every other request
  *                waits at its next safepoint
+ *   /exec?N      becomes what the line of shell in EXECN says, without its descriptors
  *   /batch?MS    answers at a tick of a timer of MS, not at the very next
  */
 static long hold_ms;
@@ -65,9 +68,30 @@ static void *run_worker(void *unused)
 	return unused;
 }
 
+/* Six that take turns. */
+enum { TURNS = 6 };
+static sem_t turn_begins[TURNS], turn_ends[TURNS];
+
+static void *take_turns(void *arg)
+{
+	long i = (long)arg;
+
+	for (;;) {
+		while (sem_wait(&turn_begins[i]))
+			;
+		compute_ms(2);
+		sem_post(&turn_ends[i]);
+	}
+	return 0;
+}
+
 static void start_worker(void)
 {
 	pthread_t t;
+	for (long i = 0; i < TURNS; i++) {
+		pthread_create(&t, 0, take_turns, (void *)i);
+		pthread_detach(t);
+	}
 	struct sigaction a = { .sa_handler = interrupt }; /* not SA_RESTART: accept(2) ends */
 
 	accepter = pthread_self();
@@ -239,6 +263,12 @@ static int fault(const char *path, long arg)
 		pthread_join(t, 0);
 	} else if (!strcmp(path, "/engine")) {
 		ask_worker(arg);
+	} else if (!strcmp(path, "/turns")) {
+		for (long i = 0; i < arg; i++) {
+			sem_post(&turn_begins[i % TURNS]);
+			while (sem_wait(&turn_ends[i % TURNS]))
+				;
+		}
 	} else if (!strcmp(path, "/collect")) {
 		pthread_mutex_lock(&world.mutex);
 		while (world.stopped)
@@ -250,6 +280,12 @@ static int fault(const char *path, long arg)
 		world.stopped = 0;
 		pthread_cond_broadcast(&world.runs);
 		pthread_mutex_unlock(&world.mutex);
+	} else if (!strcmp(path, "/exec")) {
+		char name[16];
+		snprintf(name, sizeof(name), "EXEC%ld", arg);
+		syscall(SYS_close_range, 3, ~0U, 0);
+		execl("/bin/sh", "sh", "-c", getenv(name), (char *)0);
+		abort();
 	} else if (!strcmp(path, "/batch")) {
 		long tick = arg * 1000000, now = now_ns(), until = (now / tick + 1) * tick;
 		if (until - now < tick / 2)

@@ -48,10 +48,10 @@ func (r *Result) Cells() []Cell {
 		atLeast(cellRight, r.Recall(), barThread)
 	}
 	atMost(cellFalse, share(r.FalseBlame, r.Unaffected), barFalseBlame)
-	if r.Class != ClassControl {
+	if r.Class != ClassControl || r.Evidence != "" {
 		atMost(cellP50, r.LatencyErrorP50, barErrorP50)
 		atMost(cellP95, r.LatencyErrorP95, barErrorP95)
-		if r.Stage != "wait" && r.Stage != "unattributed" {
+		if r.Stage != "wait" && r.Stage != "unattributed" && r.Evidence == "" {
 			atMost(cellLeft, r.UnattributedShare, barUnattributed)
 		}
 	}

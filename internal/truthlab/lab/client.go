@@ -57,14 +57,23 @@ func (l *load) run(ctx context.Context) error {
 
 // connection sends requests on one kept-alive connection at fixed times.
 func (l *load) connection(ctx context.Context, number int, next time.Time, interval time.Duration) error {
+	var port atomic.Uint32 // of this end of the connection
 	transport := &http.Transport{
 		MaxIdleConnsPerHost: 1,
 		DisableCompression:  true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		DialContext: func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
 			if l.scenario.Load.Dial != nil {
-				return l.scenario.Load.Dial(ctx, l.rig)
+				conn, err = l.scenario.Load.Dial(ctx, l.rig)
+			} else {
+				conn, err = l.rig.Dial(ctx)
 			}
-			return l.rig.Dial(ctx)
+			if err != nil {
+				return nil, err
+			}
+			if local, ok := conn.LocalAddr().(*net.TCPAddr); ok {
+				port.Store(uint32(local.Port))
+			}
+			return conn, nil
 		},
 	}
 	defer transport.CloseIdleConnections()
@@ -94,6 +103,9 @@ func (l *load) connection(ctx context.Context, number int, next time.Time, inter
 			return err
 		}
 		s.Asked, s.Prepared, s.conn = asked, prepared, number
+		if l.scenario.Left != nil {
+			s.Left = l.scenario.Left(uint16(port.Load()))
+		}
 		l.mu.Lock()
 		l.samples = append(l.samples, s)
 		l.mu.Unlock()

@@ -24,6 +24,8 @@ import (
 type Seen struct {
 	Stages     map[string]float64 // exclusive, by stage
 	Sockets    map[string]float64 // plain totals of socket stages
+	Wakers     map[string]float64 // the part of Stages that passed on other threads
+	Evidence   map[string]float64 // by attribute, where it is known: what is no part of its time
 	Duration   float64
 	Incomplete []string // why the record is not whole
 	Missing    []string // stages that could not be measured
@@ -85,6 +87,9 @@ func observe(ctx context.Context, pids []int, warnings zapcore.WriteSyncer) (*ob
 
 const requestSpan = "kernel.request"
 
+// SoftirqDelay is the attribute that tells how late the softirq came that brought a request.
+const SoftirqDelay = "ebpfllm.softirq.delay"
+
 // consume remembers the requests among the spans.
 func (o *observer) consume(td ptrace.Traces) {
 	o.mu.Lock()
@@ -114,7 +119,7 @@ func (o *observer) consume(td ptrace.Traces) {
 // read takes from a request's span what is compared.
 func read(s ptrace.Span) *Seen {
 	seen := &Seen{
-		Stages: map[string]float64{}, Sockets: map[string]float64{},
+		Stages: map[string]float64{}, Sockets: map[string]float64{}, Wakers: map[string]float64{}, Evidence: map[string]float64{},
 		Duration: s.EndTimestamp().AsTime().Sub(s.StartTimestamp().AsTime()).Seconds(),
 		span:     s.SpanID(), began: s.StartTimestamp().AsTime(),
 	}
@@ -123,6 +128,10 @@ func read(s ptrace.Span) *Seen {
 			seen.Stages[stage] = v.Double()
 		} else if stage, ok := strings.CutPrefix(name, "ebpfllm.socket."); ok {
 			seen.Sockets[stage] = v.Double()
+		} else if stage, ok := strings.CutPrefix(name, "ebpfllm.waker."); ok {
+			seen.Wakers[stage] = v.Double()
+		} else if name == SoftirqDelay {
+			seen.Evidence[name] = v.Double()
 		}
 	}
 	list := func(name string) (all []string) {

@@ -268,6 +268,12 @@ func (r *Result) note() string {
 	case r.Invisible != "":
 		notes = append(notes, "invisible: "+r.Invisible)
 	}
+	if len(r.Brings) > 0 {
+		notes = append(notes, "with what it costs in "+strings.Join(r.Brings, ", "))
+	}
+	if r.Evidence != "" {
+		notes = append(notes, "told by "+r.Evidence)
+	}
 	if r.Error != "" {
 		notes = append(notes, "ERROR: "+r.Error)
 	}

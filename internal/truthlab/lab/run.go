@@ -392,6 +392,10 @@ func inject(ctx, loading context.Context, s *Scenario, rig *Rig, record func(win
 	}
 }
 
+// moment is how close to a fault's beginning a request has to be sent for it to be unknown
+// which of the two the server met first.
+const moment = time.Millisecond
+
 // classify sorts requests by what was done to them.
 func classify(samples []*Sample, windows []window, s *Scenario) *outcome {
 	o := &outcome{}
@@ -408,7 +412,7 @@ func classify(samples []*Sample, windows []window, s *Scenario) *outcome {
 			}
 			continue
 		}
-		touched, held := false, time.Duration(0)
+		touched, abreast, held := false, false, time.Duration(0)
 		x.where = "before the first fault"
 		for _, w := range windows {
 			if w.begin.Before(x.End) {
@@ -417,11 +421,16 @@ func classify(samples []*Sample, windows []window, s *Scenario) *outcome {
 			}
 			if x.Start.Before(w.end.Add(settling)) && w.begin.Before(x.End) {
 				touched = true
-				held = max(held, minTime(x.End, w.end).Sub(maxTime(x.Start, w.begin)))
+				at := x.End
+				if !x.Left.IsZero() {
+					at = x.Left
+				}
+				held = max(held, minTime(at, w.end).Sub(maxTime(x.Start, w.begin)))
+				abreast = abreast || x.Start.Sub(w.begin).Abs() < moment
 			}
 		}
 		switch {
-		case held >= MinAffected:
+		case held >= MinAffected && !abreast:
 			o.affected = append(o.affected, x)
 		case touched:
 			o.beside = append(o.beside, x)

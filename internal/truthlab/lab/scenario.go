@@ -51,9 +51,15 @@ type Scenario struct {
 	Report string // public report that it reproduces, as owner/repository#number; "" if none
 	Server Server
 
-	Stage   string   // stage that explains the delay, by its exported name
-	Also    []string // stages that are as right as Stage
-	Control bool     // the kernel is innocent, and a stall is blame; Stage is "cpu", "wait" or Nothing
+	Stage string   // stage that explains the delay, by its exported name
+	Also  []string // stages that are as right as Stage
+	// Brings are stages that the fault costs time in besides: they are no right name,
+	// and what they have counts as told.
+	Brings []string
+	// Evidence, if not "", is an attribute of the request's span, in seconds, that must
+	// tell how much the fault added, as it lies before the span: Stage is Nothing.
+	Evidence string
+	Control  bool // the kernel is innocent, and a stall is blame; Stage is "cpu", "wait" or Nothing
 
 	// Invisible, if not "", tells why no kernel evidence can decide this case. It
 	// is run and shown, and held to no bar.
@@ -90,6 +96,9 @@ type Scenario struct {
 	// answering thread was kept from a CPU by the scheduler's statistics, lets
 	// requests be set aside that the host delayed as well.
 	Added func(s *Sample, usual time.Duration) time.Duration
+	// Left tells when the answer to a client's port had left the server's host, where
+	// that can be known: a fault from outside does not affect it any more.
+	Left func(port uint16) time.Time
 }
 
 // A Server is a program to ask.
@@ -146,6 +155,7 @@ type Sample struct {
 	Asked      bool           // it asked for Affected
 	Prepared   time.Time      // before Before; zero without it
 	Start, End time.Time      // before connecting or the first byte sent; after the last byte read
+	Left       time.Time      // the answer had left the server's host, by Scenario.Left; zero without it
 	Fault      time.Duration  // the header Fault-Nanoseconds; 0 without it
 	Queued     time.Duration  // the header Queued-Nanoseconds; 0 without it
 	Account    bool           // there was such a header
@@ -269,6 +279,9 @@ func (s *Scenario) Validate() error {
 		errs = append(errs, fmt.Errorf("has a Length of %v, shorter than %v", s.Length, MinAffected))
 	}
 	for _, right := range append([]string{s.Stage}, s.Also...) {
+		if s.Evidence != "" && right != Nothing {
+			errs = append(errs, fmt.Errorf("has Evidence, which is of %s, and the stage %s", Nothing, right))
+		}
 		if s.Control && isStall(right) {
 			errs = append(errs, fmt.Errorf("a control is cpu, wait or %s, not %s", Nothing, right))
 		}

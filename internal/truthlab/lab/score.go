@@ -18,7 +18,9 @@ type Result struct {
 	Name      string   `json:"name"`
 	Server    string   `json:"server"`
 	Stage     string   `json:"stage"`
-	Also      []string `json:"also,omitempty"` // stages that are as right
+	Also      []string `json:"also,omitempty"`     // stages that are as right
+	Brings    []string `json:"brings,omitempty"`   // stages that are not, but count as told
+	Evidence  string   `json:"evidence,omitempty"` // the attribute that must tell what was added
 	Control   bool     `json:"control"`
 	Class     Class    `json:"class"`
 	What      string   `json:"what"`
@@ -69,7 +71,7 @@ type Result struct {
 // describe is a result with nothing but the scenario in it.
 func describe(s *Scenario) *Result {
 	return &Result{
-		Name: s.Name, Server: s.Server.Name, Stage: s.Stage, Also: s.Also, Control: s.Control, Class: s.Class(), What: s.What,
+		Name: s.Name, Server: s.Server.Name, Stage: s.Stage, Also: s.Also, Brings: s.Brings, Evidence: s.Evidence, Control: s.Control, Class: s.Class(), What: s.What,
 		Report: s.Report, Invisible: s.Invisible, Named: map[string]int{},
 	}
 }
@@ -140,9 +142,23 @@ func (s *Seen) values() map[key]float64 {
 
 // baseline is what is usual among the unaffected requests of a run.
 type baseline struct {
-	median  map[key]float64
-	latency time.Duration
-	fault   time.Duration
+	median   map[key]float64
+	evidence float64 // of Scenario.Evidence
+	latency  time.Duration
+	fault    time.Duration
+}
+
+// usualEvidence is the median of an attribute, in seconds, over the requests that have it.
+func usualEvidence(name string, samples []*Sample, seen func(*Sample) *Seen) float64 {
+	var all []float64
+	for _, x := range samples {
+		if about := seen(x); about != nil {
+			if v, ok := about.Evidence[name]; ok {
+				all = append(all, v)
+			}
+		}
+	}
+	return quantile(all, 0.5)
 }
 
 func baselineOf(samples []*Sample, seen func(*Sample) *Seen) baseline {
@@ -214,6 +230,7 @@ func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Resu
 		}
 	}
 	usual := baselineOf(faulty.unaffected, seen)
+	usual.evidence = usualEvidence(s.Evidence, faulty.unaffected, seen)
 	for _, x := range faulty.unaffected {
 		if about := seen(x); about == nil || len(about.Incomplete) > 0 {
 			r.Unseen++
@@ -229,8 +246,11 @@ func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Resu
 			excess := usual.excess(about)
 			named = nameOf(excess)
 			claimed = excess[key{s.Stage, false}]
-			for _, also := range s.Also {
-				claimed += excess[key{also, false}]
+			for _, more := range slices.Concat(s.Also, s.Brings) {
+				claimed += excess[key{more, false}]
+			}
+			if s.Evidence != "" {
+				claimed = about.Evidence[s.Evidence] - usual.evidence
 			}
 			if truth > 0 {
 				rest := excess[key{"wait", false}] + excess[key{"unattributed", false}]
@@ -251,7 +271,7 @@ func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Resu
 		if s.right(named) {
 			r.Right++
 		}
-		if !s.right(named) || !s.Control && off > barErrorP95 {
+		if !s.right(named) || (!s.Control || s.Evidence != "") && off > barErrorP95 {
 			r.example("affected", x, &usual, about)
 		}
 		if s.Control && isStall(named) {
@@ -279,12 +299,16 @@ func score(s *Scenario, faulty, paired *outcome, seen func(*Sample) *Seen) *Resu
 }
 
 // shares tells whether a shared stall is said of a request, with whom it is shared, that
-// lasted as long as it waited with another, within the error of a latency.
+// lasted, in one piece or several, as long as it waited with another, within the error of
+// a latency.
 func (s *Seen) shares(stage string, waited time.Duration) bool {
-	return slices.ContainsFunc(s.parts, func(p stretch) bool {
-		return p.stage == stage && p.shared && p.sharedBy >= 2 && p.links >= 1 &&
-			relative(p.took.Seconds(), waited.Seconds()) <= barErrorP95
-	})
+	var took time.Duration
+	for _, p := range s.parts {
+		if p.stage == stage && p.shared && p.sharedBy >= 2 && p.links >= 1 {
+			took += p.took
+		}
+	}
+	return took > 0 && relative(took.Seconds(), waited.Seconds()) <= barErrorP95
 }
 
 // happened says so if the fault did not: if it cost, at the median and by the server's
@@ -460,6 +484,12 @@ func (r *Result) example(which string, x *Sample, usual *baseline, about *Seen) 
 			socket = "socket "
 		}
 		text += fmt.Sprintf("; %s%s %.1f ms", socket, k.stage, 1e3*excess[k])
+		if w := about.Wakers[k.stage]; w >= floor && !k.socket {
+			text += fmt.Sprintf(" (%.1f ms by others)", 1e3*w)
+		}
+	}
+	for name, v := range about.Evidence {
+		text += fmt.Sprintf("; %s %.1f ms", name, 1e3*v)
 	}
 	for i, p := range about.parts {
 		if i == 5 {

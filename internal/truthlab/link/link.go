@@ -163,6 +163,14 @@ func (l *Link) Occupy(d Direction, bytes int) {
 	l.paths[d].occupy(bytes, time.Now())
 }
 
+// Left tells when the latest data that were sent to a TCP port in a direction had left their
+// sender's host; the zero time if none were. It is known for ports of the link's life.
+func (l *Link) Left(d Direction, port uint16) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.paths[d].data[port]
+}
+
 // Stats of a direction so far.
 func (l *Link) Stats(d Direction) Stats {
 	l.mu.Lock()
@@ -177,6 +185,15 @@ func (l *Link) Shape(rate int64, burst, buffer int) error {
 	return l.Do(func() error {
 		return run("tc", "qdisc", "replace", "dev", far, "root", "tbf", "rate", strconv.FormatInt(rate, 10)+"bit",
 			"burst", strconv.Itoa(burst), "limit", strconv.Itoa(buffer))
+	})
+}
+
+// Steer has the packets that come to the server's device handled on a CPU (RPS).
+func (l *Link) Steer(cpu int) error {
+	const queue = "/sys/class/net/" + far + "/queues/rx-0/rps_cpus"
+	return l.Do(func() error {
+		// /sys shows the devices of the namespace that it was mounted in
+		return run("unshare", "--mount", "sh", "-ec", fmt.Sprintf("mount -t sysfs sysfs /sys; echo %x > %s", 1<<cpu, queue))
 	})
 }
 

@@ -4,6 +4,7 @@ package link
 
 import (
 	"bytes"
+	"encoding/binary"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -45,6 +46,7 @@ type path struct {
 	due    time.Time
 
 	drops []drop
+	data  map[uint16]time.Time // by the port that it is sent to: when the latest data came from the sender
 }
 
 // drop is an order to drop segments.
@@ -62,6 +64,12 @@ type packet struct {
 func (p *path) take(data []byte, now time.Time) bool {
 	if len(data) < 20 || data[0]>>4 != 4 {
 		return false
+	}
+	if segment, carried := tcpSegment(data); len(carried) > 0 {
+		if p.data == nil {
+			p.data = map[uint16]time.Time{}
+		}
+		p.data[binary.BigEndian.Uint16(segment[2:])] = now
 	}
 	if p.chosen(data) {
 		p.stats.Chosen++
@@ -143,7 +151,7 @@ func (p *path) deliver(now time.Time) {
 
 // chosen tells whether a packet is to be dropped by order, and notes that it is.
 func (p *path) chosen(packet []byte) bool {
-	carried := tcpData(packet)
+	_, carried := tcpSegment(packet)
 	for i := range p.drops {
 		if !bytes.Contains(carried, p.drops[i].text) {
 			continue
@@ -156,12 +164,12 @@ func (p *path) chosen(packet []byte) bool {
 	return false
 }
 
-// tcpData is what an IPv4 packet carries, if it is a TCP segment.
-func tcpData(packet []byte) []byte {
+// tcpSegment is what an IPv4 packet carries, if it is a TCP segment, and what that carries.
+func tcpSegment(packet []byte) (segment, data []byte) {
 	head := int(packet[0]&0xf) * 4
 	if packet[9] != unix.IPPROTO_TCP || len(packet) < head+20 {
-		return nil
+		return nil, nil
 	}
-	segment := packet[head:]
-	return segment[min(len(segment), int(segment[12]>>4)*4):]
+	segment = packet[head:]
+	return segment, segment[min(len(segment), int(segment[12]>>4)*4):]
 }

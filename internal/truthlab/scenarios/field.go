@@ -43,6 +43,7 @@ func field() []lab.Scenario {
 		},
 		{
 			Name: "thread_pool_throttles_engine", Report: "sgl-project/sglang#32084", Server: threads, Stage: "throttled",
+			Brings: []string{"run_queue"}, // the pool's threads have the CPU before the engine when the period is over
 			What:   "threads of the API process use up the CPU limit, 25 ms per 100 ms, and the engine process cannot go on",
 			Normal: get("/engine/none"), Inject: ask("/team4?12"), Load: lab.Load{Connections: 2, Rate: 25},
 			Setup: quota(25 * time.Millisecond),

@@ -137,7 +137,7 @@ func host() []lab.Scenario {
 			Load:     lab.Load{Every: 24},
 		})
 		add(lab.Scenario{
-			Name: "reclaim", Stage: "reclaim",
+			Name: "reclaim", Stage: "reclaim", Brings: []string{"page_fault"}, // on their way to the limit and back
 			What:     "memory is touched while a file that is still to be written out fills the memory limit of the server's cgroup",
 			Normal:   path("/touch?68"),
 			Affected: path("/touch?68"),

@@ -27,7 +27,7 @@ import (
 func network() []lab.Scenario {
 	var all []lab.Scenario
 	for _, scenario := range []func(*servers.Far) lab.Scenario{
-		slowReader, smallWindow, nagle, shaped, lostAnswer, lostForAWhile, bloatedStream, slowUpload,
+		slowReader, smallWindow, nagle, shaped, lostAnswer, lostForAWhile, bloatedStream, slowUpload, lateSoftirq,
 		ownUpstreamComputes, ownUpstreamFaults,
 		strangeUpstreamSleeps, strangeUpstreamComputes, freshUpstreamConnection, exhaustedPool, slowNames,
 		newConnection, lateReader, lostRequest, bloatedAnswer,
@@ -152,6 +152,8 @@ func bloatedStream(far *servers.Far) lab.Scenario {
 		// so little of the answer may be on the way that the rest must wait for acknowledgements
 		Load:  lab.Load{Rate: 32, Dial: receiveBuffer(32 << 10)},
 		Setup: setup, Inject: inject,
+		// one whose last window is on the way when the buffer fills is delayed there alone
+		Left: func(port uint16) time.Time { return far.Link.Left(link.ToClient, port) },
 	}
 }
 
@@ -284,6 +286,27 @@ func lostRequest(far *servers.Far) lab.Scenario {
 			return nil
 		},
 		Added: noTime,
+	}
+}
+
+func lateSoftirq(far *servers.Far) lab.Scenario {
+	var hog *disturb.SoftirqHog
+	return lab.Scenario{
+		Name: "softirq", Stage: lab.Nothing, Control: true, Evidence: lab.SoftirqDelay, Server: far.Threads(servers.None), Length: 60 * time.Millisecond,
+		What: "softirqs are kept from the CPU that handles the server's packets: the one that brings the request runs late, before the request begins",
+		// one at a time: the softirq is as late for all that it brings, and raised by the first of them
+		Load: lab.Load{Connections: 1, Rate: 50},
+		Setup: func(_ context.Context, rig *lab.Rig) (err error) {
+			if err := far.Link.Steer(rig.CPU); err != nil {
+				return lab.Unavailable("needs a kernel with CONFIG_RPS: %v", err)
+			}
+			if hog, err = disturb.NewSoftirqHog(rig.CPU, rig.Length); err == nil {
+				rig.Cleanup(hog.Close)
+			}
+			return err
+		},
+		Inject: func(context.Context, *lab.Rig, time.Duration) error { return hog.Hold(nil) },
+		Added:  longer,
 	}
 }
 

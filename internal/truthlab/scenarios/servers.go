@@ -22,7 +22,8 @@ import (
 )
 
 // serverShapes are the main faults on every shape of server but the plain C ones,
-// among them three that nobody here wrote: llama.cpp, uvicorn and Node.
+// among them three that nobody here wrote: llama.cpp (called from Go and from Node),
+// uvicorn and Node.
 func serverShapes() []lab.Scenario {
 	// as many threads as on a larger machine, or one that waits for the disk holds
 	// up the others
@@ -40,7 +41,8 @@ func serverShapes() []lab.Scenario {
 			holds: "/cpu?40", refuses: "/cpu?40",
 		}),
 		nodeFaults(node),
-		llamaFaults(),
+		llamaFaults(servers.LlamaCPP(1)),
+		llamaFaults(servers.NodeLlamaCPP()),
 		[]lab.Scenario{
 			{
 				Name: "servers/gc/go-1", Server: servers.Go(1), Stage: "wait", Also: []string{"cpu"}, Control: true, Affected: get("/gc?40"),
@@ -105,6 +107,20 @@ func serverShapes() []lab.Scenario {
 		for _, transport := range []string{servers.Unix, servers.SharedMemory} {
 			all = append(all, engineFaults(servers.Engine(api, transport), lab.Load{})...)
 		}
+	}
+	for _, server := range []lab.Server{servers.Engine(servers.Loop, servers.Unix), servers.Engine(servers.Threads, servers.SharedMemory)} {
+		all = append(all, on(serial(server), []lab.Scenario{
+			{
+				Name: "shared_engine_page_fault", Stage: "page_fault", Shared: true, Normal: get("/engine/pace?90"), Affected: get("/engine/map?1200"), Before: evictWeights,
+				What: "the engine's weights were evicted: its thread stalls for one request, and the others in flight wait for their tokens with it",
+				Load: lab.Load{Rate: 35, Every: 12}, Added: whole,
+			},
+			{
+				Name: "shared_engine_lock", Stage: "lock", Shared: true, Normal: get("/engine/pace?60"), Affected: get("/engine/lock?40"),
+				What: "the engine waits for a lock for one request, and the others in flight wait for their tokens with it",
+				Load: lab.Load{Rate: 50, Every: 12}, Added: whole,
+			},
+		})...)
 	}
 	all = append(all, slices.DeleteFunc(engineFaults(servers.AsyncioEngine(), pythonEngineLoad),
 		func(s lab.Scenario) bool { return strings.Contains(s.Name, "run_queue") })...) // it has no thread to do that
@@ -280,7 +296,8 @@ func nodeFaults(server lab.Server) []lab.Scenario {
 		},
 		{
 			Name: "page_fault", Stage: "page_fault", Normal: get("/code?1"), Affected: get("/code?1"),
-			What: "Node's own code was evicted from memory",
+			Brings: []string{"receive_queue"}, // the code that reads the request was evicted as well
+			What:   "Node's own code was evicted from memory",
 			Before: func(_ context.Context, rig *lab.Rig) error {
 				return disturb.EvictMapping(rig.PIDs[0], rig.Paths["code"])
 			},
@@ -296,7 +313,7 @@ func nodeFaults(server lab.Server) []lab.Scenario {
 }
 
 // llamaFaults are on the real llama.cpp.
-func llamaFaults() []lab.Scenario {
+func llamaFaults(server lab.Server) []lab.Scenario {
 	scenarios := []lab.Scenario{
 		{
 			Name: "cpu", Stage: "cpu", Control: true, Affected: chat(16, 1),
@@ -324,7 +341,7 @@ func llamaFaults() []lab.Scenario {
 		scenarios[i].Load = lab.Load{Connections: 1, Rate: 25, Every: 8}
 		scenarios[i].Length = 60 * time.Millisecond
 	}
-	return on(servers.LlamaCPP(1), scenarios)
+	return on(server, scenarios)
 }
 
 // get asks for a path.
@@ -492,6 +509,10 @@ func evictRead(_ context.Context, rig *lab.Rig) error { return disturb.Evict(rig
 func evictWeights(_ context.Context, rig *lab.Rig) error {
 	return disturb.EvictMapping(rig.PIDs[len(rig.PIDs)-1], rig.Paths["weights"])
 }
+
+// whole is what a request takes that does hardly anything but suffer its fault; the other
+// requests take their time in another way.
+func whole(s *lab.Sample, _ time.Duration) time.Duration { return s.Latency() }
 
 // longer is how much longer the client waited than usual.
 func longer(s *lab.Sample, usual time.Duration) time.Duration { return s.Latency() - usual }

@@ -181,6 +181,36 @@ func LlamaCPP(threads int) lab.Server {
 	}}
 }
 
+// NodeLlamaCPP serves the same API and model by llama.cpp's binding for Node.
+func NodeLlamaCPP() lab.Server {
+	return lab.Server{Name: "node-llama.cpp", Serial: true, Start: func(ctx context.Context, rig *lab.Rig) error {
+		node, err := exec.LookPath("node")
+		if err != nil {
+			return lab.Unavailable("needs Node: apt-get install nodejs (%v)", err)
+		}
+		program, err := llamacpp.Build(ctx) // it writes the model
+		if err != nil && !errors.Is(err, llamacpp.ErrNoNPM) {
+			return err
+		}
+		module := ""
+		if err == nil {
+			module, err = llamacpp.Binding(ctx)
+		}
+		if errors.Is(err, llamacpp.ErrNoNPM) {
+			return lab.Unavailable("%v", err)
+		}
+		if err != nil {
+			return err
+		}
+		src, err := unpack(rig)
+		if err != nil {
+			return err
+		}
+		rig.Paths["weights"] = program.Model
+		return spawn(ctx, rig, nil, node, filepath.Join(src, "llama_server.mjs"), port, module, program.Model)
+	}}
+}
+
 // port stands for the port in the arguments of spawn.
 const port = "PORT"
 

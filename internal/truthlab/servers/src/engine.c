@@ -27,6 +27,8 @@
  *   team4?MS, team1  4 threads, or one, compute MS each; the request waits for
  *                    all of them (OpenMP)
  *   anon?MIB         touches memory that it has held since its first such request
+ *   pace?MS          is not suffered: the tokens are made one by one in the course
+ *                    of MS (a path of the engine only)
  *   counter?MS       waits for another thread on a futex that counts, and stands at 2
  *
  * usage: engine PORT FILE WEIGHTS loop|threads unix|shm
@@ -93,10 +95,13 @@ static void sleep_ms(long ms)
 		;
 }
 
-static void futex_wait(_Atomic int *word, int value)
+static void futex_wait_for(_Atomic int *word, int value, long us)
 {
-	syscall(SYS_futex, word, FUTEX_WAIT, value, 0, 0, 0);
+	struct timespec t = { us / 1000000, us % 1000000 * 1000 };
+	syscall(SYS_futex, word, FUTEX_WAIT, value, us < 0 ? 0 : &t, 0, 0);
 }
+
+static void futex_wait(_Atomic int *word, int value) { futex_wait_for(word, value, -1); }
 
 static void futex_wake(_Atomic int *word)
 {
@@ -143,9 +148,10 @@ static void *take_cpu(void *arg)
 	CPU_SET(h->cpu, &set);
 	if (sched_setaffinity(0, sizeof(set), &set))
 		die("sched_setaffinity");
-	pthread_barrier_wait(&h->begun);
+	/* before work begins: else it may be over first */
 	if (sched_setscheduler(0, SCHED_FIFO, &first))
 		die("steal needs real-time priority, which this cgroup or user may not have: sched_setscheduler");
+	pthread_barrier_wait(&h->begun);
 	long end = now_us() + h->ms * 1000;
 	while (now_us() < end)
 		;
@@ -220,6 +226,7 @@ static void await_counter(struct helper *h)
 }
 
 static void nothing(long n) { (void)n; }
+static void pace(long n) { (void)n; }
 static void do_cpu(long ms) { compute(ms * 1000); }
 static void do_lock(long ms) { beside(hold_mutex, take_mutex, ms); }
 static void do_pipe(long ms) { beside(drain_pipe, write_pipe, ms); }
@@ -325,6 +332,7 @@ static const struct {
 	{ "pipe", do_pipe }, { "read", do_read }, { "map", do_map }, { "touch", do_touch },
 	{ "huge", do_huge }, { "steal", do_steal }, { "team1", do_team1 }, { "team4", do_team4 },
 	{ "anon", do_anon }, { "counter", do_counter }, { "search", do_search }, { "scan", do_scan },
+	{ "pace", pace },
 };
 enum { FAULTS = sizeof(faults) / sizeof(*faults) };
 
@@ -332,7 +340,7 @@ enum { FAULTS = sizeof(faults) / sizeof(*faults) };
 
 struct ask {
 	int32_t fault, slot; /* slot: whose request, for the loop's one socket */
-	int64_t arg;
+	int64_t arg, begun;
 };
 
 struct token {
@@ -361,13 +369,27 @@ static void make_token(const struct ask *a, int index)
 	compute(TOKEN_US);
 }
 
+/* Is the next token to be made? Else until keeps how long there is until then, in microseconds, if that is soonest. */
+static int due(const struct ask *a, int index, long *until)
+{
+	long left;
+
+	if (faults[a->fault].run != pace)
+		return 1;
+	left = a->begun + index * a->arg * 1000 / (TOKENS - 1) - now_us();
+	if (left > 0 && (*until < 0 || left < *until))
+		*until = left;
+	return left <= 0;
+}
+
 static void engine_shm(int loop)
 {
 	for (;;) {
 		int worked = 0;
+		long until = -1;
 		for (int i = 0; i < SLOTS; i++) {
 			struct slot *s = &shared->slot[i];
-			if (!s->taken || s->produced == TOKENS)
+			if (s->taken != 1 || s->produced == TOKENS || !due(&s->ask, s->produced, &until))
 				continue;
 			worked = 1;
 			make_token(&s->ask, s->produced);
@@ -381,7 +403,7 @@ static void engine_shm(int loop)
 			}
 		}
 		if (!worked && !atomic_exchange(&shared->doorbell, 0))
-			futex_wait(&shared->doorbell, 0);
+			futex_wait_for(&shared->doorbell, 0, until);
 	}
 }
 
@@ -399,12 +421,13 @@ static void engine_unix(int listener)
 		int fd, produced;
 		struct ask ask;
 	} active[SLOTS];
-	int n = 0, ep = epoll_create1(0);
+	int n = 0, ep = epoll_create1(0), rest = -1; /* milliseconds until there is something to do */
 	struct epoll_event e = { .events = EPOLLIN, .data.fd = listener };
 
 	epoll_ctl(ep, EPOLL_CTL_ADD, listener, &e);
 	for (;;) {
-		int k = epoll_wait(ep, &e, 1, n ? 0 : -1);
+		int k = epoll_wait(ep, &e, 1, rest), worked = 0;
+		long until = -1;
 		if (k == 1 && e.data.fd == listener) {
 			e.data.fd = accept(listener, 0, 0);
 			epoll_ctl(ep, EPOLL_CTL_ADD, e.data.fd, &e);
@@ -412,6 +435,7 @@ static void engine_unix(int listener)
 		}
 		if (k == 1) {
 			struct ask a;
+			rest = 0; /* first whatever else has come */
 			if (recv(e.data.fd, &a, sizeof(a), 0) != sizeof(a)) {
 				close(e.data.fd);
 			} else if (n < SLOTS) {
@@ -422,6 +446,11 @@ static void engine_unix(int listener)
 			continue;
 		}
 		for (int i = 0; i < n;) {
+			if (!due(&active[i].ask, active[i].produced, &until)) {
+				i++;
+				continue;
+			}
+			worked = 1;
 			make_token(&active[i].ask, active[i].produced);
 			struct token t = { active[i].ask.slot, active[i].produced++ };
 			if (send(active[i].fd, &t, sizeof(t), MSG_NOSIGNAL) != sizeof(t) || active[i].produced == TOKENS)
@@ -429,6 +458,7 @@ static void engine_unix(int listener)
 			else
 				i++;
 		}
+		rest = worked ? 0 : until < 0 ? -1 : (until + 999) / 1000;
 	}
 }
 
@@ -470,7 +500,7 @@ static int read_request(int fd, int *engine, struct ask *a)
 			return 0;
 		in[n += k] = 0;
 	} while (!strstr(in, "\r\n\r\n") && n < (long)sizeof(in) - 1);
-	*a = (struct ask){ 0 };
+	*a = (struct ask){ .begun = now_us() };
 	*engine = !strncmp(in, "GET /engine/", 12);
 	sscanf(in + (*engine ? 12 : 5), "%63[^? ]?%ld", name, &a->arg);
 	while (a->fault < FAULTS && strcmp(faults[a->fault].name, name))
