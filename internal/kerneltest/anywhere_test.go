@@ -31,6 +31,7 @@ func TestOneProbeNamesEachFault(t *testing.T) {
 			r := &w.wait(i + 2)[i+1]
 			requireWhole(t, r)
 			assert.Equal(t, f.want.String(), top(r, f.want).String(), describe(r))
+			assert.GreaterOrEqual(t, float64(r.Exclusive[f.want]), tolerance*float64(f.least), describe(r))
 		})
 		s.t, w.t = t, t
 	}

@@ -41,10 +41,12 @@ func requireRoot(t *testing.T) {
 // emulatedEnv in the environment says that the machine is emulated.
 const emulatedEnv = "EBPFLLM_KERNELTEST_EMULATED"
 
+func emulated() bool { return os.Getenv(emulatedEnv) != "" }
+
 // atLeast is what must at least be measured of ns that a test caused: in an emulated
 // machine, where everything beside it takes long and is the stage as well, anything.
 func atLeast(ns int64) int64 {
-	if os.Getenv(emulatedEnv) != "" {
+	if emulated() {
 		return 0
 	}
 	return ns

@@ -94,6 +94,11 @@ func TestEachStageIsMeasuredByTheHookOfThisKernel(t *testing.T) {
 		}
 		assert.NotContains(t, got[s].Reason, "in part", s)
 	}
+	c, err := p.Counters()
+	require.NoError(t, err)
+	for _, program := range []string{"sched_switch", "sched_waking", "page_fault_minor", "track_threads"} {
+		assert.Contains(t, c.Missed, program, "whatever is loaded says what it has missed")
+	}
 }
 
 // Below the floor the start is refused with the reason and the remedy, before anything is loaded.

@@ -40,11 +40,20 @@ const (
 // get asks the server once on a connection of its own.
 func (s *server) get(path string) {
 	s.t.Helper()
+	s.getWhile(path, func() {})
+}
+
+// getWhile does something once the response's body has begun.
+func (s *server) getWhile(path string, begun func()) {
+	s.t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
 	r, err := client.Get("http://" + s.addr + path)
 	require.NoError(s.t, err)
 	defer r.Body.Close()
-	_, err = io.Copy(io.Discard, r.Body)
+	b := bufio.NewReader(r.Body)
+	_, _ = b.Peek(1) // an empty one ends at once
+	begun()
+	_, err = io.Copy(io.Discard, b)
 	require.NoError(s.t, err)
 }
 
@@ -116,11 +125,16 @@ func stopAndGo(t *testing.T, s *server) func() {
 		if !assert.Eventually(t, s.sleeps, 10*time.Second, time.Millisecond, "no thread of the server sleeps") {
 			return
 		}
-		_ = s.cmd.Process.Signal(syscall.SIGSTOP)
-		<-time.After(delayMS * time.Millisecond)
-		_ = s.cmd.Process.Signal(syscall.SIGCONT)
+		s.pause()
 	}()
 	return func() { <-done }
+}
+
+// pause stops the server for delayMS.
+func (s *server) pause() {
+	_ = s.cmd.Process.Signal(syscall.SIGSTOP)
+	<-time.After(delayMS * time.Millisecond)
+	_ = s.cmd.Process.Signal(syscall.SIGCONT)
 }
 
 // sleeps tells whether a thread of the server is in nanosleep or clock_nanosleep.
@@ -138,11 +152,16 @@ func (s *server) sleeps() bool {
 
 // top is the request's largest stage, of the stalls if a stall is wanted: how
 // long a server computes beside it is its own affair. The machine is shared:
-// time in the run queue that no test caused is real, and left out.
+// time in the run queue that no test caused is real, and left out. So is, of an
+// emulated machine, what becomes of each request while it does not get on: time
+// on a CPU, for its first pages, and in the socket until there is a thread for it.
 func top(r *assemble.Request, want stage.Stage) stage.Stage {
 	best := stage.Unattributed
 	for s, v := range r.Exclusive {
 		if stage.Stage(s) == stage.RunQueue && want != stage.RunQueue || want.Stall() && !stage.Stage(s).Stall() {
+			continue
+		}
+		if emulated() && stage.Stage(s) != want && slices.Contains([]stage.Stage{stage.CPU, stage.PageFault, stage.AcceptQueue, stage.ReceiveQueue}, stage.Stage(s)) {
 			continue
 		}
 		if v > r.Exclusive[best] {

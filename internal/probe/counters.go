@@ -12,11 +12,14 @@ import (
 
 // Counters are cumulative since New.
 type Counters struct {
-	Sent       map[string]uint64 // made by the kernel side, by kind: read from the ring, lost, or still in it
-	Records    map[string]uint64 // read from the ring, by kind
-	Lost       map[string]uint64 // by reason
-	MapFull    map[string]uint64 // by map
-	Unreadable uint64            // heads read by a call whose buffer is not known
+	Sent    map[string]uint64 // made by the kernel side, by kind: read from the ring, lost, or still in it
+	Records map[string]uint64 // read from the ring, by kind
+	Lost    map[string]uint64 // by reason
+	MapFull map[string]uint64 // by map
+	// Missed is how often a program was not run because it was running on that CPU already, by program. Whose
+	// moment that was is not known. The kernel does not count it of perf events, and of tracepoints from 6.1 on.
+	Missed     map[string]uint64
+	Unreadable uint64 // heads read by a call whose buffer is not known
 	// LooseAccepts are connections whose accept is known to no better than a
 	// millisecond; which side of it the wait was charged to is a guess.
 	LooseAccepts uint64
@@ -66,12 +69,22 @@ var unwatched = map[bpf.KernelCounter]string{
 func (p *Probe) Counters() (Counters, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := Counters{Sent: map[string]uint64{}, Records: map[string]uint64{}, Lost: map[string]uint64{"invalid": p.invalid.Load()}, MapFull: map[string]uint64{}, Unwatched: map[string]uint64{}}
+	c := Counters{
+		Sent: map[string]uint64{}, Records: map[string]uint64{}, Lost: map[string]uint64{"invalid": p.invalid.Load()},
+		MapFull: map[string]uint64{}, Unwatched: map[string]uint64{}, Missed: map[string]uint64{},
+	}
 	if p.closed {
 		return c, errors.New("read the counters: the probe is closed")
 	}
 	for kind, name := range kindNames {
 		c.Records[name] = p.records[kind].Load()
+	}
+	for name, program := range p.objects.Programs {
+		s, err := program.Stats()
+		if err != nil {
+			return c, fmt.Errorf("read what program %s has missed: %w", name, err)
+		}
+		c.Missed[name] = s.RecursionMisses
 	}
 	for _, t := range p.processes {
 		if t.Candidate {

@@ -543,6 +543,9 @@ func (k *kernelSide) observe(report []probe.StageReport) error {
 		k.telemetry.RegisterReceiverEbpfllmMapFullCallback(each("map", func(c *counts) []map[string]uint64 {
 			return []map[string]uint64{c.probe.MapFull}
 		})),
+		k.telemetry.RegisterReceiverEbpfllmProgramsMissedCallback(each("program", func(c *counts) []map[string]uint64 {
+			return []map[string]uint64{c.probe.Missed}
+		})),
 		k.telemetry.RegisterReceiverEbpfllmMessagesUnparsedCallback(each("reason", func(c *counts) []map[string]uint64 {
 			return []map[string]uint64{c.unparsed, c.probe.Unwatched}
 		})),

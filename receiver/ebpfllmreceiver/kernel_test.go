@@ -462,6 +462,7 @@ func TestLossesAreSeenInTheSelfMetrics(t *testing.T) {
 		Records: map[string]uint64{"progress": 7},
 		Lost:    map[string]uint64{"ring_full_progress": 3},
 		MapFull: map[string]uint64{"lanes": 2},
+		Missed:  map[string]uint64{"contention_begin": 5, "sched_switch": 0},
 	}
 	m := r.joinMetrics()
 	start(t, m)
@@ -476,6 +477,10 @@ func TestLossesAreSeenInTheSelfMetrics(t *testing.T) {
 	}, metricdatatest.IgnoreTimestamp())
 	metadatatest.AssertEqualReceiverEbpfllmMapFull(t, r.telemetry, []metricdata.DataPoint[int64]{
 		{Value: 2, Attributes: attribute.NewSet(attribute.String("map", "lanes"))},
+	}, metricdatatest.IgnoreTimestamp())
+	metadatatest.AssertEqualReceiverEbpfllmProgramsMissed(t, r.telemetry, []metricdata.DataPoint[int64]{
+		{Value: 5, Attributes: attribute.NewSet(attribute.String("program", "contention_begin"))},
+		{Value: 0, Attributes: attribute.NewSet(attribute.String("program", "sched_switch"))},
 	}, metricdatatest.IgnoreTimestamp())
 	metadatatest.AssertEqualReceiverEbpfllmStageAvailable(t, r.telemetry, []metricdata.DataPoint[int64]{
 		{Value: 1, Attributes: attribute.NewSet(attribute.String("stage", "cpu"), attribute.String("hook", "tp_btf/sched_switch"), attribute.String("reason", ""))},

@@ -31,6 +31,7 @@ type TelemetryBuilder struct {
 	ReceiverEbpfllmAcceptsLoose      metric.Int64ObservableCounter
 	ReceiverEbpfllmMapFull           metric.Int64ObservableCounter
 	ReceiverEbpfllmMessagesUnparsed  metric.Int64ObservableCounter
+	ReceiverEbpfllmProgramsMissed    metric.Int64ObservableCounter
 	ReceiverEbpfllmRecords           metric.Int64ObservableCounter
 	ReceiverEbpfllmRecordsLost       metric.Int64ObservableCounter
 	ReceiverEbpfllmRecordsSent       metric.Int64ObservableCounter
@@ -87,6 +88,21 @@ func (builder *TelemetryBuilder) RegisterReceiverEbpfllmMessagesUnparsedCallback
 		cb(ctx, &observerInt64{inst: builder.ReceiverEbpfllmMessagesUnparsed, obs: o})
 		return nil
 	}, builder.ReceiverEbpfllmMessagesUnparsed)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
+}
+
+// RegisterReceiverEbpfllmProgramsMissedCallback sets callback for observable ReceiverEbpfllmProgramsMissed metric.
+func (builder *TelemetryBuilder) RegisterReceiverEbpfllmProgramsMissedCallback(cb metric.Int64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerInt64{inst: builder.ReceiverEbpfllmProgramsMissed, obs: o})
+		return nil
+	}, builder.ReceiverEbpfllmProgramsMissed)
 	if err != nil {
 		return err
 	}
@@ -215,6 +231,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_receiver_ebpfllm_messages_unparsed",
 		metric.WithDescription("Messages that are no HTTP/1.x that can be followed, or come by a way that is not measured, and trace contexts that are not valid. [Development]"),
 		metric.WithUnit("{messages}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ReceiverEbpfllmProgramsMissed, err = builder.meter.Int64ObservableCounter(
+		"otelcol_receiver_ebpfllm_programs_missed",
+		metric.WithDescription("Times that a program was not run because it was running on that CPU already, as far as the kernel counts them. What it would have seen is lost, and whose it was is not known. [Development]"),
+		metric.WithUnit("{runs}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.ReceiverEbpfllmRecords, err = builder.meter.Int64ObservableCounter(
