@@ -73,9 +73,9 @@ func TestBesideBpftraceBothAreRight(t *testing.T) {
 	}
 
 	c := collect(t, targetC(t))
-	const n = 30
+	const n = 15
 	for range n {
-		s.ask("/lock?10", traceparent)
+		s.ask("/lock?60", traceparent)
 	}
 	requests := c.to("/lock", n)
 	s.asleep()
@@ -97,7 +97,7 @@ func TestBesideBpftraceBothAreRight(t *testing.T) {
 	assert.Greater(t, counts["all"], counts["switches"])
 	for i := range requests {
 		requireLinked(t, &requests[i])
-		assert.Greater(t, requests[i].stage(t, "lock"), tolerance*0.01)
+		assert.Greater(t, requests[i].stage(t, "lock"), tolerance*0.06)
 	}
 	c.requireAccount()
 }
@@ -109,7 +109,7 @@ func TestTwoReceiversOnOneServerAgree(t *testing.T) {
 	p := collectElsewhere(t, targetC(t).Executable)
 	const n = 10
 	for range n {
-		s.ask("/lock?20", traceparent)
+		s.ask("/lock?60", traceparent)
 	}
 	ours := c.to("/lock", n)
 	theirs := p.finish(t)
@@ -117,7 +117,7 @@ func TestTwoReceiversOnOneServerAgree(t *testing.T) {
 	for i := range ours {
 		for _, r := range []*request{&ours[i], &theirs[i]} {
 			requireLinked(t, r)
-			assert.Greater(t, r.stage(t, "lock"), tolerance*0.02)
+			assert.Greater(t, r.stage(t, "lock"), tolerance*0.06)
 		}
 		// each takes the time for itself, a moment apart
 		assert.WithinDuration(t, ours[i].Start, theirs[i].Start, 5*time.Millisecond)
@@ -125,9 +125,9 @@ func TestTwoReceiversOnOneServerAgree(t *testing.T) {
 		assert.Equal(t, ours[i].Attributes["client.port"], int64(theirs[i].Attributes["client.port"].(float64)))
 	}
 	// the other has taken nothing of this one's with it
-	s.ask("/lock?20", traceparent)
+	s.ask("/lock?60", traceparent)
 	r := &c.to("/lock", n+1)[n]
 	requireLinked(t, r)
-	assert.Greater(t, r.stage(t, "lock"), tolerance*0.02)
+	assert.Greater(t, r.stage(t, "lock"), tolerance*0.06)
 	c.requireAccount()
 }
