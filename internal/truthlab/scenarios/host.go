@@ -163,7 +163,7 @@ func host() []lab.Scenario {
 				What:     "a huge page is touched, and all memory that is free is in pieces",
 				Affected: path("/compact?6"), // the same tracepoints, by another way
 				Setup: func(context.Context, *lab.Rig) error {
-					return lab.Unavailable("not provokable here: a cgroup does not say where its memory lies, so nearly all of the machine's would have to be taken")
+					return lab.Unavailable("not provoked yet: a cgroup does not say where its memory lies, so most of the machine's has to be taken")
 				},
 			})
 		}
