@@ -158,6 +158,14 @@ func host() []lab.Scenario {
 				Affected: path("/touch?96"),
 				Setup:    otherNode,
 			})
+			add(lab.Scenario{
+				Name: "compaction_huge_page", Stage: "compaction",
+				What:     "a huge page is touched, and all memory that is free is in pieces",
+				Affected: path("/compact?6"), // the same tracepoints, by another way
+				Setup: func(context.Context, *lab.Rig) error {
+					return lab.Unavailable("not provoked yet: a cgroup does not say where its memory lies, so most of the machine's has to be taken")
+				},
+			})
 		}
 		add(lab.Scenario{
 			Name: "block_io_direct", Stage: "block_io",
