@@ -448,8 +448,8 @@ __noinline __u64 chain_handed(struct thread *t, __u32 waker)
 
 /*
  * What the waker did before the present wait: a thread that serves several
- * requests wakes up for others while one of them waits for the same engine all
- * the time. Of a request that has its first byte it is not known for how long;
+ * requests wakes up for others, and a runtime's loop for its own sake, while one
+ * of them waits for the same engine all the time. Of a request that has its first byte it is not known for how long;
  * it is since the engine last woke the thread, which was why it was sent more.
  * What came before the others were read is kept apart: it is not theirs.
  */
@@ -496,7 +496,7 @@ static __always_inline void chain_wakes(struct thread *t, struct lane *l, __u64 
 	}
 	t->waker = w->tid;
 	t->caused = CAUSE_WOKEN;
-	if (l && t->used_other && !(t->process.flags & PROCESS_GO))
+	if (l && (t->used_other || l->pending) && !(t->process.flags & PROCESS_GO))
 		chain_early(t, w, l);
 	chain_split(t, w, t->out, now, 0);
 	chain_read_totals(t, now);
@@ -589,27 +589,41 @@ __noinline __u64 chain_take(struct conn *c, struct stretch *s, __u64 left, __u64
 	return ns;
 }
 
-/* Takes what the threads that woke this one did since the request's previous send: any of them, or one. */
-__noinline int chain_take_all(struct conn *c, struct thread *t, __u32 waker, __u64 left, __u64 now)
+/* Whose stretches are taken: those of one waker, by its thread id, or of all that are early, or not. */
+enum { ALL_BUT_EARLY = 0, ALL_EARLY = -1 };
+
+/* Takes stretches of those that the thread remembers, and returns what is left. */
+__noinline __u64 chain_take_recent(struct conn *c, struct thread *t, __s32 whose, __u64 left, __u64 now)
 {
 	struct stretch *s;
-	__u64 ns;
 
 	if (!c || !t)
 		return 0;
-	for (__u32 i = 0; i < RECENT; i++) { /* bounded by what a thread remembers */
+	for (__u32 i = 0; left && i < RECENT; i++) { /* bounded by what a thread remembers */
 		s = latest(t, i);
 		if (s->to <= c->chain_since && !s->depth)
 			break; /* its own are in order */
-		if (!s->depth || (waker ? s->waker != waker : s->early))
-			continue;
-		ns = chain_take(c, s, left, now);
-		if (ns >= left)
-			return 0;
-		left -= ns;
+		if (s->depth && (whose > 0 ? s->waker == whose : s->early == (whose == ALL_EARLY)))
+			left -= chain_take(c, s, left, now);
 	}
-	for (__u32 i = 0; !waker && t->spills && i < KINDS; i++)
+	return left;
+}
+
+/*
+ * Takes what the threads that woke this one did since the request's previous
+ * send: one of them, or all. What they did before the wait that they ended is
+ * taken last: it may be in the time of another one, which has it then.
+ */
+__noinline int chain_take_all(struct conn *c, struct thread *t, __u32 waker, __u64 left, __u64 now)
+{
+	if (!c || !t)
+		return 0;
+	left = chain_take_recent(c, t, waker, left, now);
+	if (waker)
+		return 0;
+	for (__u32 i = 0; t->spills && left && i < KINDS; i++)
 		left -= chain_take(c, &t->spilled[i], left, now);
+	chain_take_recent(c, t, ALL_EARLY, left, now);
 	return 0;
 }
 

@@ -19,15 +19,13 @@ __u64 fault_around = ~0ULL;
 #define FAULT_AROUND_NS 2000 /* while no shorter one was seen, it is not known */
 
 /* How much of the time before a fault from user mode is the way back from the last one and into this. */
-static __always_inline __u64 way_around(struct thread *t, struct lane *l, __u64 now)
+static __always_inline __u64 way_around(struct thread *t, __u64 now)
 {
 	__u64 around = fault_around;
 
 	if (t->fault_end && now - t->fault_end < around)
 		fault_around = around = now - t->fault_end;
-	if (around >= FAULT_AROUND_NS || t->seen + around > now)
-		return 0;
-	return l && (l->state != STAGE_CPU || l->since + around > now) ? 0 : around;
+	return around < FAULT_AROUND_NS && t->seen + around <= now ? around : 0;
 }
 
 static __always_inline void fault_begins(__u8 user)
@@ -44,8 +42,10 @@ static __always_inline void fault_begins(__u8 user)
 	else if (t->memory)
 		return;
 	now = bpf_ktime_get_ns();
+	around = user ? way_around(t, now) : 0;
 	l = lane_sync(t, owner_of(t, task), now);
-	around = user ? way_around(t, l, now) : 0;
+	if (l && (l->state != STAGE_CPU || l->since + around > now))
+		around = 0;
 	if (l) {
 		lane_to(l, STAGE_PAGE_FAULT, now);
 		t->fault_base = l->ns[STAGE_PAGE_FAULT];

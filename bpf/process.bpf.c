@@ -96,11 +96,10 @@ int BPF_PROG(process_exit, struct task_struct *task)
 
 	if (!t)
 		return 0;
-	if (!(t->process.flags & PROCESS_GO)) {
-		key.id = t->tid;
-		key.tgid = t->tgid;
-		bpf_map_delete_elem(&lanes, &key);
-	}
+	/* in Go too: between its exec and user space's look it was not taken for Go */
+	key.id = t->tid;
+	key.tgid = t->tgid;
+	bpf_map_delete_elem(&lanes, &key);
 	tgid = task->tgid;
 	/* the last thread, which need not be the first one; the count is lowered before this */
 	if (!task->signal->live.counter) {

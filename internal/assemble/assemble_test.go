@@ -355,6 +355,38 @@ func lostBefore(r *probe.RequestHead) *probe.RequestHead {
 	return r
 }
 
+// Each request whose buffer is not known is counted, the later ones of a connection too.
+func TestEachHeadOfAnUnknownBufferIsCounted(t *testing.T) {
+	var l log
+	a := New(Config{}, &l)
+	for seq := range uint32(3) {
+		feed(a, &probe.RequestHead{Socket: socket(1, seq+1, 10), Flags: probe.HeadFlags{Unreadable: true}})
+	}
+	assert.Equal(t, map[string]uint64{"buffer_unknown": 3}, a.Unparsed())
+	assert.Zero(t, a.InFlight())
+}
+
+// Bytes of the body were read unseen: what was waited for is not known, but for what spans prove.
+func TestAnUnseenReadLeavesItsStagesOut(t *testing.T) {
+	var l log
+	a := New(Config{MinDuration: ms}, &l)
+	r := asked(1, 1, 10, get)
+	feed(a, r, stretch(1, probe.Lane{}, stage.RequestBody, 12, 22))
+	p := sent(r, 110, len(ok)+2)
+	p.UnseenRead = true
+	p.Exclusive[stage.CPU] = int64(5 * ms)
+	p.Exclusive[stage.Wait] = int64(60 * ms)
+	p.Exclusive[stage.ReceiveQueue] = int64(30 * ms)
+	feed(a, &probe.ResponseHead{Socket: socket(1, 1, 109), Flags: probe.HeadFlags{Complete: true}, Bytes: []byte(ok)}, p)
+	settle(a)
+	require.Len(t, l.finished, 1)
+	f := l.finished[0]
+	assert.Equal(t, []stage.Stage{stage.Wait, stage.ReceiveQueue}, f.Missing)
+	assert.Equal(t, int64(10*ms), f.Exclusive[stage.RequestBody])
+	assert.Zero(t, f.Exclusive[stage.Wait]+f.Exclusive[stage.ReceiveQueue])
+	assert.Equal(t, int64(f.End-f.Start)-int64(15*ms), f.Exclusive[stage.Unattributed])
+}
+
 func stretch(cookie uint64, lane probe.Lane, s stage.Stage, from, to uint64) *probe.Occurrence {
 	return &probe.Occurrence{Socket: probe.Socket{Cookie: cookie, Time: to * ms}, PID: 7, Lane: lane, TID: 8, Stage: s, Start: from * ms, Duration: int64((to - from) * ms), Syscall: -1}
 }

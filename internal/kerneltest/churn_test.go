@@ -27,6 +27,7 @@ import (
 	"go.opentelemetry.io/collector/receiver/receivertest"
 	"go.uber.org/goleak"
 
+	"github.com/ebpfllm/ebpfllm/internal/assemble"
 	"github.com/ebpfllm/ebpfllm/receiver/ebpfllmreceiver"
 )
 
@@ -124,14 +125,11 @@ func TestTenThousandThreadsOfATargetLeaveNothing(t *testing.T) {
 	seen = 0
 	before := heap()
 	churn(10_000)
-	pids := map[int64]bool{}
-	requests := c.all()
-	for i := range requests {
-		pids[requests[i].pid()] = true
+	byPID := map[int64]int{}
+	for _, r := range c.all() {
+		byPID[r.pid()]++
 	}
-	assert.Equal(t, 10_000, len(requests), "a request for each") //nolint:testifylint // the list itself is no message
-	assert.Equal(t, map[int64]bool{int64(s.pid()): true}, pids)
-	requests = nil
+	assert.Equal(t, map[int64]int{int64(s.pid()): 10_000}, byPID, "a request for each")
 	c.sink.Reset()
 	c.requireAccount()
 	assert.Less(t, heap()-before, int64(4<<20), "the receiver's memory is flat")
@@ -262,19 +260,14 @@ func TestAProcessThatExecutesAnotherServerInPlace(t *testing.T) {
 	})
 	c := collect(t, ebpfllmreceiver.TargetConfig{PID: int(s.pid())})
 	c.awaitTargets(1)
-	conn := s.dial() // with a request on it, which the exec cuts off
-	defer conn.Close()
-	executable := func() string {
-		link, err := os.Readlink("/proc/" + strconv.Itoa(int(s.pid())) + "/exe")
-		require.NoError(t, err)
-		return link
+	executable := func() string { // none while the kernel exchanges it
+		link, _ := os.Readlink("/proc/" + strconv.Itoa(int(s.pid())) + "/exe")
+		return filepath.Base(link)
 	}
+	programs := [2]string{filepath.Base(os.Args[0]), filepath.Base(binary)}
 	for i := range 6 {
-		program, stall := filepath.Base(os.Args[0]), "/sleep"
-		if i%2 == 1 {
-			program, stall = filepath.Base(binary), "/lock"
-		}
-		require.Equal(t, program, filepath.Base(executable()))
+		program, next, stall := programs[i%2], programs[(i+1)%2], [2]string{"/sleep", "/lock"}[i%2]
+		require.Equal(t, program, executable())
 		path := "/" + strconv.Itoa(i)
 		s.ask(path, traceparent)
 		r := &c.to(path, 1)[0]
@@ -291,9 +284,9 @@ func TestAProcessThatExecutesAnotherServerInPlace(t *testing.T) {
 		}
 		// the request that asks for it is never answered
 		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
-		_, err := client.Get(fmt.Sprintf("http://%s/exec?%d", s.addr, i%2+1)) //nolint:bodyclose // there is none
+		_, err := client.Get(fmt.Sprintf("http://%s/exec?%d", s.addr, i%2+1))
 		require.Error(t, err)
-		require.Eventually(t, func() bool { return filepath.Base(executable()) != program }, 5*time.Second, 5*time.Millisecond, "the next program does not come up")
+		require.Eventually(t, func() bool { return executable() == next }, 5*time.Second, 5*time.Millisecond, "the next program does not come up")
 		s.awaitListening()
 	}
 	require.NoError(t, s.cmd.Process.Kill())
@@ -306,7 +299,8 @@ func TestAProcessThatExecutesAnotherServerInPlace(t *testing.T) {
 func TestTargetsThatStartBeforeAndAfterTheReceiver(t *testing.T) {
 	requireRoot(t)
 	before := startCIn(t)
-	kept := before.dial() // older than the receiver as well
+	kept, err := net.Dial("tcp", before.addr) // older than the receiver as well
+	require.NoError(t, err)
 	defer kept.Close()
 	c := collect(t, targetC(t))
 	after := startCIn(t)
@@ -318,11 +312,21 @@ func TestTargetsThatStartBeforeAndAfterTheReceiver(t *testing.T) {
 		assert.Equal(t, int64(s.pid()), r.pid())
 		assert.Greater(t, r.stage(t, "lock"), tolerance*0.06)
 	}
-	_, err := fmt.Fprint(kept, "GET /kept HTTP/1.1\r\nHost: x\r\n\r\n")
-	require.NoError(t, err)
-	r := &c.to("/kept", 1)[0]
-	assert.Equal(t, int64(before.pid()), r.pid())
-	assert.Equal(t, []any{"accept_queue"}, r.Attributes["ebpfllm.stages.unavailable"], "nobody saw it being accepted")
+	in := bufio.NewReader(kept)
+	for i := range 2 {
+		write(t, kept, "/kept")
+		answer, err := http.ReadResponse(in, nil)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, answer.Body)
+		require.NoError(t, err)
+		r := &c.to("/kept", i+1)[i]
+		assert.Equal(t, int64(before.pid()), r.pid())
+		if i == 0 { // nobody saw it come
+			assert.Equal(t, []any{assemble.IncompleteArrival}, r.Attributes["ebpfllm.incomplete.reasons"])
+		} else {
+			assert.Equal(t, false, r.Attributes["ebpfllm.incomplete"])
+		}
+	}
 }
 
 func TestFiveHundredTargets(t *testing.T) {
@@ -418,20 +422,17 @@ func TestAReceiverThatIsKilledLeavesNothingAndTheNextOneIsRight(t *testing.T) {
 	require.Greater(t, len(ours.maps), 8)
 	require.Greater(t, len(ours.links), 5)
 	// in the middle of its work: of a request, on a connection that is kept
-	conn := s.dial()
+	conn, err := net.Dial("tcp", s.addr)
+	require.NoError(t, err)
 	defer conn.Close()
 	in := bufio.NewReader(conn)
-	get := func(path string) {
-		_, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", path)
-		require.NoError(t, err)
-	}
 	answered := func() {
 		r, err := http.ReadResponse(in, nil)
 		require.NoError(t, err)
 		_, err = io.Copy(io.Discard, r.Body)
 		require.NoError(t, err)
 	}
-	get("/sleep?500")
+	write(t, conn, "/sleep?500")
 	require.NoError(t, p.cmd.Process.Kill())
 	_ = p.cmd.Wait()
 	assert.Eventually(t, func() bool { return ours.left() == 0 }, 5*time.Second, 20*time.Millisecond)
@@ -439,7 +440,10 @@ func TestAReceiverThatIsKilledLeavesNothingAndTheNextOneIsRight(t *testing.T) {
 
 	c := collect(t, targetC(t))
 	answered() // a request of before
-	get("/lock?60")
+	write(t, conn, "/cpu?1")
+	answered() // the first that is seen on it: nobody saw it come
+	assert.Equal(t, []any{assemble.IncompleteArrival}, c.to("/cpu", 1)[0].Attributes["ebpfllm.incomplete.reasons"])
+	write(t, conn, "/lock?60")
 	answered()
 	r := &c.to("/lock", 1)[0]
 	assert.Equal(t, false, r.Attributes["ebpfllm.incomplete"])

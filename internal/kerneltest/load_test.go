@@ -63,7 +63,7 @@ func TestTwentyThousandRequestsASecond(t *testing.T) {
 	requireRoot(t)
 	const (
 		connections = 32
-		perOne      = 2000
+		perOne      = 1600
 		goal        = 20_000
 		memory      = 64 << 20 // live heap of the reader: what is in flight on 32 connections, and requests not proven yet
 	)

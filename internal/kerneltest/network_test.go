@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -114,7 +115,7 @@ func TestAServerBehindVethAndABridge(t *testing.T) {
 			require.Equal(t, "ready\n", line)
 			s := &server{t: t, cmd: cmd, addr: "10.77.0.1:8080", port: 8080, file: binary}
 			w := observe(t, probe.Config{}, s)
-			require.NoError(t, w.probe.AddPort(netNS(t, fmt.Sprint(s.pid())), s.port))
+			require.NoError(t, w.probe.AddPort(netNS(t, strconv.Itoa(cmd.Process.Pid)), s.port))
 
 			conn := dialIn(t, outside, s.addr)
 			exchange(t, conn, "/sleep?60")
@@ -123,8 +124,8 @@ func TestAServerBehindVethAndABridge(t *testing.T) {
 			for _, r := range all {
 				requireWhole(t, &r)
 				assert.Empty(t, r.Missing, describe(&r))
-				assert.EqualValues(t, []byte{10, 77, 0, 1}, r.Peer.LocalAddr[:4])
-				assert.EqualValues(t, []byte{10, 77, 0, 2}, r.Peer.RemoteAddr[:4])
+				assert.Equal(t, []byte{10, 77, 0, 1}, r.Peer.LocalAddr[:4])
+				assert.Equal(t, []byte{10, 77, 0, 2}, r.Peer.RemoteAddr[:4])
 			}
 			assert.Equal(t, "wait", top(&all[0], stage.Wait).String(), describe(&all[0]))
 			assert.Less(t, int64(all[0].End-all[0].Start), 2*delayMS*ms, describe(&all[0]))

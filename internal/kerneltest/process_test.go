@@ -62,7 +62,7 @@ const (
 func group(t *testing.T, root, path string) string {
 	t.Helper()
 	dir := root
-	for _, name := range strings.Split(strings.TrimPrefix(path, "/"), "/") {
+	for name := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
 		dir = filepath.Join(dir, name)
 		made := dir
 		if err := os.Mkdir(dir, 0o755); err != nil {
@@ -144,7 +144,7 @@ func TestAContainerIsNamedByItsCgroup(t *testing.T) {
 				assert.Equal(t, tt.container, r.Resource["container.id"])
 			}
 			for name, value := range r.Resource {
-				assert.NotEqual(t, "", value, name)
+				assert.NotEmpty(t, value, name)
 			}
 		})
 	}

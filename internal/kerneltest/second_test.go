@@ -49,7 +49,7 @@ func TestBesideBpftraceBothAreRight(t *testing.T) {
 	// what it prints shows that all of this is attached
 	script := fmt.Sprintf(`
 		tracepoint:sched:sched_switch /args->prev_pid == %d/ { @switches = count(); }
-		rawtracepoint:sched_switch { @all = count(); }
+		tracepoint:sched:sched_switch { @all = count(); }
 		tracepoint:sched:sched_waking { @waking = count(); }
 		tracepoint:sock:inet_sock_set_state /args->oldstate == 3 && args->newstate == 1 && args->sport == %d/ { @connections = count(); }
 		software:page-faults:1 /pid == %d/ { @faults = count(); }

@@ -133,7 +133,7 @@ func TestSequenceNumbersAndTimeStampsThatGoRound(t *testing.T) {
 			for _, r := range all[1:] {
 				requireWhole(t, &r)
 				assert.Empty(t, r.Missing, describe(&r))
-				assert.EqualValues(t, 200, r.Status)
+				assert.Equal(t, 200, r.Status)
 			}
 			r := &all[len(all)-1]
 			assert.Equal(t, n, r.BytesOut)

@@ -53,7 +53,7 @@ func (s *server) children() (pids []uint32) {
 	s.t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", s.pid(), s.pid()))
 	require.NoError(s.t, err)
-	for _, f := range strings.Fields(string(b)) {
+	for f := range strings.FieldsSeq(string(b)) {
 		pid, err := strconv.ParseUint(f, 10, 32)
 		require.NoError(s.t, err)
 		pids = append(pids, uint32(pid))
@@ -430,6 +430,7 @@ func TestConnectionsThatAreClosedInHalfOrReset(t *testing.T) {
 	requireRoot(t)
 	get := func(path string) string { return "GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n" }
 	reset := func(t *testing.T, conn net.Conn) {
+		t.Helper()
 		require.NoError(t, conn.(*net.TCPConn).SetLinger(0))
 		require.NoError(t, conn.Close())
 	}

@@ -64,14 +64,15 @@ func (f *fakeProc) put(pid uint32, p fakeProcess) {
 // table writes the namespace's sockets into every process's view of them.
 func (f *fakeProc) table() {
 	tcp := "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+	others := ""
 	for port, inode := range f.tcp {
 		tcp += fmt.Sprintf("   0: 00000000:%04X 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 %d 1 0 100 0 0 10 0\n", port, inode)
-		tcp += fmt.Sprintf("   1: 0100007F:%04X 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 %d 1 0 100 0 0 10 0\n", port+1, inode+500)
+		others += fmt.Sprintf("   1: 0100007F:%04X 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 %d 1 0 100 0 0 10 0\n", port+1, inode+500)
 	}
 	dirs, err := filepath.Glob(filepath.Join(f.root, "*"))
 	require.NoError(f.t, err)
 	for _, d := range dirs {
-		f.write(d, "net/tcp", tcp)
+		f.write(d, "net/tcp", tcp+others)
 	}
 }
 

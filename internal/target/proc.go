@@ -92,6 +92,18 @@ func (p Proc) stat(pid uint32) (parent uint32, start uint64, err error) {
 	return parent, start, nil
 }
 
+// Leaderless tells whether the first thread of a process has ended and others go
+// on: the process lives then, and /proc/PID shows neither its executable nor its
+// files.
+func (p Proc) Leaderless(pid uint32) bool {
+	threads, err := os.ReadDir(p.file(pid, "task"))
+	if err != nil {
+		return false
+	}
+	_, err = os.Readlink(p.file(pid, "exe"))
+	return len(threads) > 1 && errors.Is(err, fs.ErrNotExist)
+}
+
 // ReadsAll tells whether this process has the capabilities that reading the
 // processes of all users takes: CAP_SYS_PTRACE, and CAP_DAC_READ_SEARCH or
 // CAP_DAC_OVERRIDE.
@@ -211,14 +223,19 @@ func (ps *ports) of(pid uint32) ([]Listener, error) {
 	}
 }
 
-// parseListening adds the listening sockets of a /proc/net/tcp table.
+// parseListening adds the listening sockets of a /proc/net/tcp table. The kernel
+// lists them before all others (tcp_get_idx), of which there may be very many:
+// reading ends with the first of these.
 func parseListening(r io.Reader, sockets map[uint64]uint16) error {
 	lines := bufio.NewScanner(r)
 	lines.Scan() // heading
 	for lines.Scan() {
 		f := strings.Fields(lines.Text())
-		if len(f) < 10 || f[3] != "0A" {
+		if len(f) < 10 {
 			continue
+		}
+		if f[3] != "0A" {
+			break
 		}
 		_, hex, _ := strings.Cut(f[1], ":")
 		port, err1 := strconv.ParseUint(hex, 16, 16)

@@ -1,11 +1,14 @@
 package target
 
 import (
+	"errors"
+	"io"
 	"io/fs"
 	"net"
 	"os"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -102,6 +105,19 @@ func TestMountedContainer(t *testing.T) {
 			"4 1 8:1 /var/lib/kubelet/pods/0f5a1c2e/etc-hosts /etc/hosts rw - ext4 /dev/sda1 rw\n")))
 	assert.Empty(t, mountedContainer([]byte(
 		"3 1 8:1 /var/lib/containerd/io.containerd.grpc.v1.cri/sandboxes/"+id64+"/hostname /etc/hostname rw - ext4 /dev/sda1 rw\n")))
+}
+
+// A busy host has tens of thousands of them.
+func TestListeningSocketsAreReadWithoutTheOthers(t *testing.T) {
+	line := func(port, state, inode string) string {
+		return "   0: 0100007F:" + port + " 00000000:0000 " + state + " 00000000:00000000 00:00000000 00000000     0        0 " + inode + " 1\n"
+	}
+	sockets := map[uint64]uint16{}
+	require.NoError(t, parseListening(io.MultiReader(
+		strings.NewReader("  sl  local_address\n"+line("1F90", "0A", "12")+line("0016", "0A", "13")+line("1F90", "06", "0")),
+		iotest.ErrReader(errors.New("read too far")),
+	), sockets))
+	assert.Equal(t, map[uint64]uint16{12: 8080, 13: 22}, sockets)
 }
 
 func TestParseStatSurvivesAnyName(t *testing.T) {

@@ -238,6 +238,9 @@ func (w *Watcher) consider(pid uint32, ports *ports, exec bool) (changes []Chang
 		changes = w.Exit(pid) // the pid was given out again
 		old = nil
 	}
+	if old != nil && p.Path == "" && w.proc.Leaderless(pid) {
+		return changes, false // it is what it was, as far as can be seen
+	}
 	if p.Path == "" { // a kernel thread, or a process that has ended
 		return append(changes, w.Exit(pid)...), false
 	}

@@ -2,8 +2,11 @@ package target
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
 	"regexp"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -265,4 +268,55 @@ func TestAProcFileSystemThatCannotBeReadIsAnError(t *testing.T) {
 	w := NewWatcher(NewProc(t.TempDir()+"/absent"), nil, 1)
 	_, err := w.Rescan()
 	require.Error(t, err)
+}
+
+// The first thread of a process may end before the others: on a real system, since
+// how /proc shows that is the kernel's.
+func TestATargetWhoseFirstThreadHasEndedStaysOne(t *testing.T) {
+	gcc, err := exec.LookPath("gcc")
+	if err != nil {
+		t.Skip("needs gcc to build a program whose first thread ends")
+	}
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(dir+"/leaderless.c", []byte(`
+		#include <pthread.h>
+		#include <unistd.h>
+		static void *rest(void *arg) { for (;;) pause(); return arg; }
+		int main(void)
+		{
+			pthread_t t;
+			char go;
+			pthread_create(&t, 0, rest, 0);
+			if (read(0, &go, 1) == 1)
+				pthread_exit(0);
+			return 1;
+		}`), 0o644))
+	out, err := exec.Command(gcc, "-pthread", "-o", dir+"/leaderless", dir+"/leaderless.c").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	cmd := exec.Command(dir + "/leaderless")
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	pid := uint32(cmd.Process.Pid)
+	proc := NewProc("/proc")
+	require.Eventually(t, func() bool {
+		p, err := proc.Process(pid)
+		return err == nil && p.Executable == "leaderless"
+	}, 5*time.Second, time.Millisecond)
+	w := NewWatcher(proc, []Rule{{PID: pid}}, 1)
+	assert.Equal(t, []string{fmt.Sprintf("+%d", pid)}, rescan(t, w))
+	assert.False(t, proc.Leaderless(pid))
+	_, err = in.Write([]byte("x"))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return proc.Leaderless(pid) }, 5*time.Second, time.Millisecond)
+	assert.Empty(t, rescan(t, w))
+	require.NoError(t, cmd.Process.Kill())
+	require.Eventually(t, func() bool {
+		changes, err := w.Rescan()
+		return err == nil && len(changes) == 1 && changes[0].Untrack == pid
+	}, 5*time.Second, time.Millisecond, "a process that has ended is let go, be it a zombie")
 }

@@ -93,11 +93,11 @@ func TestTheDocumentedCommandsWork(t *testing.T) {
 	assert.GreaterOrEqual(t, cases, 2)
 }
 
-func TestAWholeRunIsOverWithinAnHour(t *testing.T) {
+func TestAWholeRunIsOverWithinSeventyMinutes(t *testing.T) {
 	var all time.Duration
 	for _, s := range scenarios.All() {
 		all += s.Estimate(lab.Full)
 		assert.Greater(t, s.Estimate(lab.Full), s.Estimate(lab.Quick), s.Name)
 	}
-	assert.Less(t, all, time.Hour)
+	assert.Less(t, all, 70*time.Minute)
 }

@@ -50,6 +50,7 @@ type fakeKernel struct {
 	opened  int
 	closed  int
 	counts  probe.Counters
+	drops   int
 }
 
 func newFakeKernel() *fakeKernel {
@@ -96,7 +97,12 @@ func (f *fakeKernel) AddPort(_ uint32, port uint16) error {
 	return nil
 }
 
-func (f *fakeKernel) DropPorts() error { return nil }
+func (f *fakeKernel) DropPorts() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.drops++
+	return nil
+}
 
 func (f *fakeKernel) Run(ctx context.Context, handle func(probe.Event)) error {
 	for {
@@ -758,6 +764,39 @@ func TestThePIDNamespaceMustBeTheHosts(t *testing.T) {
 	require.NoError(t, os.Remove(dir+"/self/ns/time"))
 	require.NoError(t, os.Symlink(initTimeNamespace, dir+"/self/ns/time"))
 	require.NoError(t, checkNamespace(dir))
+}
+
+// What a target is asked by ways that are not measured is counted, and said once with the remedy.
+func TestRequestsByOtherWaysAreSaid(t *testing.T) {
+	r := newRig(t, forPID(child(t)))
+	r.counts = probe.Counters{Unwatched: map[string]uint64{"unix_socket": 3, "mptcp": 0}}
+	m := r.joinMetrics()
+	start(t, m)
+	for at := range uint64(5) {
+		r.events <- &probe.Tick{Now: (at + 1) * 2000 * ms}
+	}
+	r.settle()
+	metadatatest.AssertEqualReceiverEbpfllmMessagesUnparsed(t, r.telemetry, []metricdata.DataPoint[int64]{
+		{Value: 3, Attributes: attribute.NewSet(attribute.String("reason", "unix_socket"))},
+		{Value: 0, Attributes: attribute.NewSet(attribute.String("reason", "mptcp"))},
+	}, metricdatatest.IgnoreTimestamp())
+	stop(t, m)
+	assert.Len(t, r.logs.FilterMessageSnippet("over a Unix-domain socket").FilterLevelExact(zapcore.WarnLevel).All(), 1)
+	assert.Empty(t, r.logs.FilterMessageSnippet("Multipath TCP").All())
+}
+
+// Each look at all processes ends with the ports that nobody was found to listen on.
+func TestPortsAreDroppedAfterEachRescan(t *testing.T) {
+	r := newRig(t, forPID(child(t)))
+	m := r.joinMetrics()
+	start(t, m)
+	r.events <- &probe.Tick{Now: 1000 * ms}
+	r.settle()
+	assert.Zero(t, r.drops)
+	r.events <- &probe.Tick{Now: 1000*ms + rescanInterval}
+	r.settle()
+	stop(t, m)
+	assert.Equal(t, 1, r.drops)
 }
 
 func TestAPipelineThatIsTooSlowLosesSpansAndSaysSo(t *testing.T) {

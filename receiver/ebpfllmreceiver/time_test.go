@@ -29,13 +29,13 @@ import (
 func TestRealStepOfTheWallClock(t *testing.T) {
 	requireRoot(t)
 	addr, pid := startServer(t)
-	real := clock.System
-	t.Cleanup(func() { clock.System = real })
+	system := clock.System
+	t.Cleanup(func() { clock.System = system })
 	for _, by := range []time.Duration{-time.Hour, 8 * time.Hour} {
 		t.Run(fmt.Sprint(by), func(t *testing.T) {
 			var shift atomic.Int64
 			clock.System.Wall = func() (int64, error) {
-				now, err := real.Wall()
+				now, err := system.Wall()
 				return now + shift.Load(), err
 			}
 			set := receivertest.NewNopSettings(metadata.Type)

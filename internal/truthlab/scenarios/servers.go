@@ -108,6 +108,7 @@ func serverShapes() []lab.Scenario {
 			all = append(all, engineFaults(servers.Engine(api, transport), lab.Load{})...)
 		}
 	}
+	all = append(all, hugePages(servers.Engine(servers.Threads, servers.Unix)))
 	for _, server := range []lab.Server{servers.Engine(servers.Loop, servers.Unix), servers.Engine(servers.Threads, servers.SharedMemory)} {
 		all = append(all, on(serial(server), []lab.Scenario{
 			{
@@ -342,6 +343,25 @@ func llamaFaults(server lab.Server) []lab.Scenario {
 		scenarios[i].Length = 60 * time.Millisecond
 	}
 	return on(server, scenarios)
+}
+
+// hugePages has the kernel move pages together while a thread waits for its memory.
+func hugePages(server lab.Server) lab.Scenario {
+	const least = 6 << 30 // that others must have left, in bytes
+	others := disturb.NewHugePages(least)
+	return on(server, []lab.Scenario{{
+		Name: "compaction_huge_page", Stage: "compaction", Brings: []string{"reclaim", "page_fault"}, Affected: get("/huge?32"),
+		What: "huge pages are touched for the first time, and all memory that is free is in pieces",
+		Load: lab.Load{Connections: 1, Rate: 25, Every: 5},
+		Setup: func(_ context.Context, rig *lab.Rig) error {
+			rig.Cleanup(others.Close)
+			if err := others.Fill(); err != nil {
+				return lab.Unavailable("the free huge pages of this machine cannot be taken: %v", err)
+			}
+			return nil
+		},
+		Before: func(context.Context, *lab.Rig) error { return others.Fill() },
+	}})[0]
 }
 
 // get asks for a path.

@@ -80,10 +80,10 @@ func TestServersAreDelayedByTheirPaths(t *testing.T) {
 		{Uvicorn(), python, []string{"/batched?30"}, []string{"/", "/read?1", "/map?10", "/touch?1", "/big?10"}},
 		{Node(), []string{"/cpu?30", "/sleep?30", "/block?30", "/pipe?30", "/pipe?30", "/collect?30"}, nil, []string{"/", "/read?1", "/async/read?1", "/touch?1", "/append?1", "/code?1", "/big?10"}},
 		{AsyncioEngine(), python, []string{"/engine/cpu?30", "/engine/sleep?30", "/engine/lock?30", "/engine/tokenise?30"}, []string{"/engine/none", "/engine/map?10"}},
-		{Engine(Loop, Unix), here, []string{"/engine/cpu?30", "/engine/sleep?30", "/engine/lock?30", "/engine/steal?30"}, []string{"/", "/engine/none", "/engine/map?10", "/search?10", "/scan?1", "/huge?2", "/anon?1"}},
-		{Engine(Loop, SharedMemory), here, []string{"/engine/cpu?30", "/engine/sleep?30", "/engine/lock?30", "/engine/steal?30"}, []string{"/engine/none", "/engine/map?10"}},
-		{Engine(Threads, Unix), here, []string{"/engine/cpu?30", "/engine/sleep?30", "/engine/lock?30", "/engine/steal?30"}, []string{"/engine/none", "/engine/map?10"}},
-		{Engine(Threads, SharedMemory), here, []string{"/engine/cpu?30", "/engine/sleep?30", "/engine/lock?30", "/engine/steal?30"}, []string{"/engine/none", "/engine/map?10"}},
+		{Engine(Loop, Unix), here, []string{"/engine/cpu?30", "/engine/sleep?30", "/engine/lock?30", "/engine/steal?30", "/engine/pace?30"}, []string{"/", "/engine/none", "/engine/map?10", "/search?10", "/scan?1", "/huge?2", "/anon?1"}},
+		{Engine(Loop, SharedMemory), here, []string{"/engine/cpu?30", "/engine/sleep?30", "/engine/lock?30", "/engine/steal?30", "/engine/pace?30"}, []string{"/engine/none", "/engine/map?10"}},
+		{Engine(Threads, Unix), here, []string{"/engine/cpu?30", "/engine/sleep?30", "/engine/lock?30", "/engine/steal?30", "/engine/pace?30"}, []string{"/engine/none", "/engine/map?10"}},
+		{Engine(Threads, SharedMemory), here, []string{"/engine/cpu?30", "/engine/sleep?30", "/engine/lock?30", "/engine/steal?30", "/engine/pace?30"}, []string{"/engine/none", "/engine/map?10"}},
 	} {
 		t.Run(test.server.Name, func(t *testing.T) {
 			rig := start(t, test.server)

@@ -229,7 +229,7 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.ReceiverEbpfllmMessagesUnparsed, err = builder.meter.Int64ObservableCounter(
 		"otelcol_receiver_ebpfllm_messages_unparsed",
-		metric.WithDescription("Messages that are no HTTP/1.x that can be followed, and trace contexts that are not valid. [Development]"),
+		metric.WithDescription("Messages that are no HTTP/1.x that can be followed, or come by a way that is not measured, and trace contexts that are not valid. [Development]"),
 		metric.WithUnit("{messages}"),
 	)
 	errs = errors.Join(errs, err)

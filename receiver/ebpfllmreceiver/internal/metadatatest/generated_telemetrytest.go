@@ -56,7 +56,7 @@ func AssertEqualReceiverEbpfllmMapFull(t *testing.T, tt *componenttest.Telemetry
 func AssertEqualReceiverEbpfllmMessagesUnparsed(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_receiver_ebpfllm_messages_unparsed",
-		Description: "Messages that are no HTTP/1.x that can be followed, and trace contexts that are not valid. [Development]",
+		Description: "Messages that are no HTTP/1.x that can be followed, or come by a way that is not measured, and trace contexts that are not valid. [Development]",
 		Unit:        "{messages}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,
