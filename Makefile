@@ -54,7 +54,7 @@ test: build ## run every test; as root the kernel tests run too
 		--raw-command -- internal/tools/gotest.sh "$(if $(filter ./...,$(PKGS)),$(MODULES),.)" -count 1 -timeout 20m $(TESTFLAGS) $(PKGS)
 
 # Which kernels; e.g. make test-kernels KERNELS=6.1,6.12 KERNELFLAGS=-v
-KERNELS := 5.10,6.1,6.12,6.18,newest
+KERNELS := 5.10,6.1,6.12,6.12-integrity,6.12-confidentiality,6.18,newest
 test-kernels: ## run the kernel tests on other kernels, in emulated machines; writes out/kernels.json (needs qemu-system-x86, cpio, kmod, e2fsprogs, xz-utils, zstd, lz4, gcc)
 	@mkdir -p out
 	go run ./internal/vmtest -kernels $(KERNELS) $(KERNELFLAGS)

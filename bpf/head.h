@@ -19,6 +19,7 @@ static __always_inline struct head_buffer *head_buffer(__u32 which)
 
 static __always_inline int head_copy(struct head_buffer *h, const void *from, __u64 n)
 {
+	asm volatile("" : "+r"(n)); /* else the verifier of 6.1 does not see that it is compared */
 	if (n > HEAD_BYTES)
 		n = HEAD_BYTES;
 	return bpf_probe_read_user(h->bytes, n, from) ? 0 : n;

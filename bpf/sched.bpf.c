@@ -177,7 +177,7 @@ static __always_inline void switched_out(struct thread *t, struct task_struct *p
  */
 static __always_inline void found_asleep(struct thread *t, struct task_struct *task)
 {
-	if (!t->out || task->on_cpu)
+	if (!t->out || *(__u8 *)&task->on_cpu) /* an int, and in 7.3 a byte */
 		return;
 	t->class = class_of(t, task, 0);
 	t->accepts |= t->class == STAGE_WAIT && waits_for_descriptors(t->syscall);

@@ -6,6 +6,7 @@ package kerneltest
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"fmt"
 	"io"
@@ -130,11 +131,24 @@ func stopAndGo(t *testing.T, s *server) func() {
 	return func() { <-done }
 }
 
-// pause stops the server for delayMS.
+// pause stops the server for delayMS, counted from when all its threads have stopped.
 func (s *server) pause() {
 	_ = s.cmd.Process.Signal(syscall.SIGSTOP)
+	assert.Eventually(s.t, s.stopped, 10*time.Second, time.Millisecond, "the server does not stop")
 	<-time.After(delayMS * time.Millisecond)
 	_ = s.cmd.Process.Signal(syscall.SIGCONT)
+}
+
+// stopped tells whether every thread of the server is stopped.
+func (s *server) stopped() bool {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.pid()))
+	for _, f := range files {
+		b, _ := os.ReadFile(f)
+		if i := bytes.LastIndexByte(b, ')'); i >= 0 && !bytes.HasPrefix(b[i:], []byte(") T")) {
+			return false
+		}
+	}
+	return len(files) > 0
 }
 
 // sleeps tells whether a thread of the server is in nanosleep or clock_nanosleep.

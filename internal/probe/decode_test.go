@@ -3,6 +3,8 @@
 package probe
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 	"unsafe"
 
@@ -132,5 +134,19 @@ func TestCPULists(t *testing.T) {
 	for _, list := range []string{"", "a", "3-1", "0-99999999", "1,,2"} {
 		_, err := parseCPUs(list)
 		assert.ErrorContains(t, err, "CPU list", list)
+	}
+}
+
+func TestTheLockdownIsWhatStandsInBrackets(t *testing.T) {
+	root := t.TempDir()
+	assert.Empty(t, lockedDown(root))
+	require.NoError(t, os.MkdirAll(filepath.Join(root, "sys/kernel/security"), 0o755))
+	for text, want := range map[string]string{
+		"[none] integrity confidentiality\n": "none",
+		"none integrity [confidentiality]\n": "confidentiality",
+		"":                                   "",
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(root, "sys/kernel/security/lockdown"), []byte(text), 0o644))
+		assert.Equal(t, want, lockedDown(root))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -73,8 +74,20 @@ func tooOld(release string) error {
 	return fmt.Errorf("kernel %s is too old: requests can be watched from Linux 5.14 on (RHEL 9, Debian 12, Ubuntu 24.04 and later)", release)
 }
 
+// lockedDown returns how far the kernel is locked down: "none", "integrity" or
+// "confidentiality"; "" if it does not say (no securityfs, no such module).
+func lockedDown(root string) string {
+	b, _ := os.ReadFile(filepath.Join(root, "sys/kernel/security/lockdown"))
+	_, rest, _ := strings.Cut(string(b), "[")
+	mode, _, _ := strings.Cut(rest, "]")
+	return mode
+}
+
 // explain puts the kernel's refusals into words.
 func explain(err error) error {
+	if lockedDown("/") == "confidentiality" {
+		return fmt.Errorf("the kernel is locked down for confidentiality, and so lets no program read its memory: boot it with lockdown=integrity, or without: %w", err)
+	}
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) && len(verifier.Log) > 0 {
 		return fmt.Errorf("the kernel's verifier refused a program; please report this with the kernel's version: %+v", verifier) //nolint:errorlint // %+v prints the whole log, %w its last lines

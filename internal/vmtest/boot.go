@@ -16,11 +16,12 @@ import (
 )
 
 // boot runs a machine until it switches itself off, gives its results line by
-// line, and returns the exit status that the guest named.
+// line, and returns the exit status that the guest named. The options are for the
+// kernel's command line.
 //
 // Software emulation only: the machines this runs on are virtual themselves, and
 // nested KVM is not to be had, or hangs.
-func boot(ctx context.Context, img image, work string, result func(line string)) (int, error) {
+func boot(ctx context.Context, img image, options, work string, result func(line string)) (int, error) {
 	lines := filepath.Join(work, "results")
 	console := filepath.Join(work, "console")
 	if err := mkfifo(lines); err != nil {
@@ -35,7 +36,7 @@ func boot(ctx context.Context, img image, work string, result func(line string))
 		// 16 MiB/s: a disk is slower than the memory that it is read to, be that emulated
 		"-drive", "file="+img.disk+",if=none,id=d0,format=raw,cache=unsafe,throttling.bps-total=16777216", "-device", "virtio-blk-pci,drive=d0",
 		"-kernel", img.vmlinux, "-initrd", img.initramfs,
-		"-append", "console=ttyS0 loglevel=4 panic=-1 oops=panic no_timer_check random.trust_cpu=on rdinit=/init")
+		"-append", "console=ttyS0 loglevel=4 panic=-1 oops=panic no_timer_check random.trust_cpu=on rdinit=/init "+options)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {

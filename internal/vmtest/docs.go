@@ -72,7 +72,7 @@ func (r report) table() string {
 	}
 	t.WriteString("\n| kernel | tests passed | failed |\n|---|---|---|\n")
 	for _, o := range r.Kernels {
-		fmt.Fprintf(&t, "| %s | %d | %d |\n", o.Release, o.Passed, o.Failed)
+		fmt.Fprintf(&t, "| %s | %d | %d |\n", strings.TrimSpace(o.Release+" "+o.Options), o.Passed, o.Failed)
 	}
 	t.WriteByte('\n')
 	return t.String()

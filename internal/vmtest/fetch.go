@@ -22,6 +22,7 @@ type kernel struct {
 	pkg     string // with a * in the place of a number: of those that there are the one with the largest
 	suite   string
 	tests   []string // those that run there; nil for all of everywhere
+	options string   // for its command line
 }
 
 // Packages of Debian 12 stay what they are but for security updates; trixie-backports moves.
@@ -30,6 +31,8 @@ var kernels = []kernel{
 	{name: "6.1", version: "6.1.", pkg: "linux-image-cloud-amd64"},
 	{name: "6.12", version: "6.12.", pkg: "linux-image-6.12-cloud-amd64"},
 	{name: "6.18", version: "6.18.", pkg: "linux-image-6.18.*+deb13-cloud-amd64", suite: "trixie-backports"},
+	{name: "6.12-integrity", version: "6.12.", pkg: "linux-image-6.12-cloud-amd64", options: "lockdown=integrity", tests: []string{"TestALockedDownKernel", "TestOneProbeNamesEachFault"}},
+	{name: "6.12-confidentiality", version: "6.12.", pkg: "linux-image-6.12-cloud-amd64", options: "lockdown=confidentiality", tests: []string{"TestALockedDownKernel"}},
 	{name: "newest", pkg: "linux-image-cloud-amd64", suite: "trixie-backports"},
 }
 

@@ -83,6 +83,7 @@ type outcome struct {
 	kernel  kernel
 	Name    string   `json:"name"`
 	Release string   `json:"release"`
+	Options string   `json:"options,omitempty"` // of its command line
 	Passed  int      `json:"passed"`
 	Failed  int      `json:"failed"`
 	Skipped int      `json:"skipped"`
@@ -125,7 +126,7 @@ func testAll(ctx context.Context, chosen []string, run, out string, verbose bool
 	var r report
 	for _, k := range kernels {
 		if slices.Contains(chosen, k.name) {
-			r.Kernels = append(r.Kernels, outcome{kernel: k, Name: k.name, ended: map[string]bool{}})
+			r.Kernels = append(r.Kernels, outcome{kernel: k, Name: k.name, Options: k.options, ended: map[string]bool{}})
 		}
 	}
 	var (
@@ -192,7 +193,7 @@ func (o *outcome) test(ctx context.Context, cache, work, programs, run string, v
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	begin := time.Now()
-	status, err := boot(ctx, img, work, func(line string) {
+	status, err := boot(ctx, img, o.kernel.options, work, func(line string) {
 		o.take(line)
 		if verbose {
 			fmt.Println(o.Name+":", line)
