@@ -164,7 +164,8 @@ func assertOnWaker(t *testing.T, r *assemble.Request, list []assemble.Occurrence
 			assert.Fail(t, "told of another process", "%+v", o)
 		}
 	}
-	if f.want.Stall() && r.Waker[f.want] > 20*ms {
+	// many short ones, with much else in between, have no place of their own: see sparse in internal/assemble
+	if f.want.Stall() && r.Waker[f.want] > max(20*ms, int64(r.End-r.Start)/3) {
 		assert.Greater(t, told, r.Waker[f.want]/2, "%+v %s", list, describe(r))
 	}
 }
