@@ -43,6 +43,8 @@ var everywhere = []string{
 	"TestAFileThatIsSentByTheKernelIsTheResponse",
 	"TestOneProbeNamesEachFault",
 	"TestASlowReaderIsSendBuffer",
+	"TestThrottlingIsToldFromTheRunQueue",
+	"TestAGroupAtItsLimitIsReclaim",
 	"TestTenThousandProcessesLeaveNothingBehind",
 	"TestCloseLeavesNothingBehind",
 }
