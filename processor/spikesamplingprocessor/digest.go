@@ -354,7 +354,7 @@ func isVersion(s string) bool {
 
 func serviceName(r pcommon.Resource) string {
 	if v, ok := r.Attributes().Get("service.name"); ok && v.Str() != "" {
-		return v.Str()[:min(len(v.Str()), maxName)]
+		return validName(v.Str())
 	}
 	return "unknown_service"
 }

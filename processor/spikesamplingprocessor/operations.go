@@ -2,6 +2,7 @@ package spikesamplingprocessor
 
 import (
 	"strings"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
@@ -17,6 +18,22 @@ const maxOperations = 200
 
 // maxName bounds the length of a service's or operation's name, in bytes.
 const maxName = 256
+
+// validName returns a name as an attribute may be told of it, within maxName
+// bytes: a metric whose label is not UTF-8 keeps every other one from being read.
+func validName(s string) string {
+	// the replacement may be longer than what it replaces
+	return cutName(strings.ToValidUTF8(cutName(s), "\uFFFD"))
+}
+
+// cutName cuts a name to maxName bytes, and no character in two.
+func cutName(s string) string {
+	n := min(len(s), maxName)
+	for n < len(s) && n > maxName-utf8.UTFMax && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
+}
 
 // operations names operations, within bounds, and knows which services the
 // receiver measures.
@@ -44,7 +61,7 @@ func newOperations(bound int) *operations {
 
 // name returns the operation's name, or other.
 func (o *operations) name(k operationKey, now int64) string {
-	k.name = k.name[:min(len(k.name), maxName)]
+	k.name = validName(k.name)
 	if k.name == baseline.Every {
 		return otherOperation // the name of what all operations have in common
 	}
