@@ -40,6 +40,7 @@ type trace struct {
 	due         int64 // when to look whether it is ready
 	seq         uint64
 	rv          uint64 // explicit randomness plus one, 0 if none
+	th          uint64 // the least threshold that a span came with plus one, 0 if none
 	bytes       int
 	heapIndex   int
 	prev, next  *trace // by arrival

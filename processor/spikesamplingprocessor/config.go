@@ -126,8 +126,8 @@ type PolicyConfig struct {
 	OTTLCondition *OTTLConfig          `mapstructure:"ottl_condition"`
 	MustKeep      *MustKeepConfig      `mapstructure:"must_keep"`
 	Drop          *OTTLConfig          `mapstructure:"drop"`
-	// MaxTracesPerSecond bounds what the policy keeps; 0 is no bound. What it
-	// keeps says how many it stands for.
+	// MaxTracesPerSecond bounds what the policy keeps on average, 0.001 to 1e9; 0
+	// is no bound. What it keeps says how many it stands for.
 	MaxTracesPerSecond float64 `mapstructure:"max_traces_per_second"`
 	// prevent unkeyed literal initialization
 	_ struct{}
@@ -137,7 +137,8 @@ type PolicyConfig struct {
 type SpikeConfig struct {
 	// KeepLone keeps spikes that belong to no cluster too.
 	KeepLone bool `mapstructure:"keep_lone"`
-	// MaxTracesPerCluster bounds what is kept of one cluster; 0 is no bound.
+	// MaxTracesPerCluster bounds what is kept of one cluster on average, at least
+	// 3; 0 is no bound.
 	MaxTracesPerCluster int `mapstructure:"max_traces_per_cluster"`
 	// prevent unkeyed literal initialization
 	_ struct{}
@@ -346,6 +347,12 @@ const (
 	maxScale = 1e9
 )
 
+// The range of a rate, in traces a second. The least looks back over three hours.
+const (
+	minPerSecond = 0.001
+	maxPerSecond = 1e9
+)
+
 func (p *PolicyConfig) validate() error {
 	var errs []error
 	if p.Name == "" || p.Name == noPolicy {
@@ -366,8 +373,8 @@ func (p *PolicyConfig) validate() error {
 			errs = append(errs, fmt.Errorf("type is %q but a block %s is set: remove the block or change the type", p.Type, b.t))
 		}
 	}
-	if r := p.MaxTracesPerSecond; !(r >= 0 && r <= 1e9) { // NaN too
-		errs = append(errs, fmt.Errorf("max_traces_per_second is %v: set 0 (no bound) or more", r))
+	if r := p.MaxTracesPerSecond; r != 0 && !(r >= minPerSecond && r <= maxPerSecond) { // NaN too
+		errs = append(errs, fmt.Errorf("max_traces_per_second is %v: set 0 (no bound), or %v to %.0f", r, minPerSecond, maxPerSecond))
 	} else if r > 0 && p.Type == Drop {
 		errs = append(errs, errors.New("max_traces_per_second is set: a drop policy keeps nothing; remove it"))
 	}
@@ -386,8 +393,9 @@ func (p *PolicyConfig) validate() error {
 			errs = append(errs, errors.New("must_keep::attribute is empty: name an attribute, or leave it out for must_keep"))
 		}
 	case Spike:
-		if p.Spike != nil && p.Spike.MaxTracesPerCluster < 0 {
-			errs = append(errs, fmt.Errorf("spike::max_traces_per_cluster is %d: set 0 (no bound) or more", p.Spike.MaxTracesPerCluster))
+		if p.Spike != nil && p.Spike.MaxTracesPerCluster != 0 && p.Spike.MaxTracesPerCluster < minClusterBound {
+			errs = append(errs, fmt.Errorf("spike::max_traces_per_cluster is %d: set 0 (no bound) or at least %d, of which one is kept outright and the others tell how many more there were",
+				p.Spike.MaxTracesPerCluster, minClusterBound))
 		}
 	case StatusCode:
 		if p.StatusCode == nil || len(p.StatusCode.StatusCodes) == 0 {

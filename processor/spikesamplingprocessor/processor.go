@@ -285,6 +285,9 @@ func (p *spikeSampling) note(tr *trace, it *item, now int64) {
 	if tr.rv == 0 {
 		tr.rv = it.rv
 	}
+	if it.th != 0 && (tr.th == 0 || it.th < tr.th) {
+		tr.th = it.th
+	}
 	if it.role&roleOccurrence != 0 && it.end >= it.start {
 		p.buffer.noteStall(tr, stall{it.parent, it.stage, it.end, it.end - it.start})
 	}
