@@ -202,7 +202,17 @@ type decision struct {
 	keep      bool
 	policy    *policy // nil if none matched
 	threshold sampling.Threshold
-	guessed   bool // by a rule that had seen only part of the trace: with which probability it is kept is not known
+	before    sampling.Threshold // by which a sampler before this one had let it through
+	guessed   bool               // by a rule that had seen only part of the trace: with which probability it is kept is not known
+}
+
+// standsFor returns how many of the traces that came to this processor a kept one
+// stands for: the inverse of the probability with which one that came was kept.
+func (d *decision) standsFor() float64 {
+	if !sampling.ThresholdGreater(d.threshold, d.before) {
+		return 1 // what passes the stricter one passes this one too
+	}
+	return d.threshold.AdjustedCount() / d.before.AdjustedCount()
 }
 
 func (d *decision) policyName() string {
@@ -260,7 +270,7 @@ func (p *spikeSampling) apply(tr *trace, top *spike, rnd sampling.Randomness, ea
 		return decision{policy: dropped}
 	}
 	return decision{
-		keep: true, policy: best, threshold: threshold,
+		keep: true, policy: best, threshold: threshold, before: tr.before(),
 		guessed: (early || tr.reopened) && best.kind != Probabilistic,
 	}
 }
