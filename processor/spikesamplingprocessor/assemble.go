@@ -114,7 +114,7 @@ func (p *spikeSampling) annotate(k *keptTrace, nodes []node) {
 			attrs.PutStr(attrPolicy, k.policy.name)
 		}
 		if k.keep && !k.guessed {
-			attrs.PutDouble(attrStandsFor, k.threshold.AdjustedCount())
+			attrs.PutDouble(attrStandsFor, k.standsFor())
 		}
 		if p.cfg.DryRun {
 			attrs.PutStr(attrDryRun, decisionName(k.keep))

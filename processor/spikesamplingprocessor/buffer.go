@@ -3,6 +3,7 @@ package spikesamplingprocessor
 import (
 	"bytes"
 	"container/heap"
+	"hash/maphash"
 	"time"
 	"unsafe"
 
@@ -32,6 +33,7 @@ type trace struct {
 	id      pcommon.TraceID
 	records []record
 	index   map[pcommon.SpanID]int32 // of records, once there are many
+	twins   map[twin]int32           // of records that share their id with one before
 	stalls  []stall
 	spikes  []*spike
 
@@ -40,6 +42,7 @@ type trace struct {
 	due         int64 // when to look whether it is ready
 	seq         uint64
 	rv          uint64 // explicit randomness plus one, 0 if none
+	th          uint64 // the least threshold that a span came with plus one, 0 if none
 	bytes       int
 	heapIndex   int
 	prev, next  *trace // by arrival
@@ -48,6 +51,24 @@ type trace struct {
 	roles       role   // of all records
 	foreignRoot bool   // a possible root other than the receiver's own
 	reopened    bool   // kernel spans that came after the trace was dropped
+}
+
+// twin tells spans with one id apart.
+type twin struct {
+	id, parent pcommon.SpanID
+	scope      *scope
+	hash       uint64 // of the record's bytes
+}
+
+var twinSeed = maphash.MakeSeed()
+
+func twinOf(r *record) twin {
+	return twin{id: r.id, parent: r.parent, scope: r.scope, hash: maphash.Bytes(twinSeed, r.bytes())}
+}
+
+// same tells whether two records are the very same span.
+func (r *record) same(o *record) bool {
+	return r.scope == o.scope && r.id == o.id && r.parent == o.parent && bytes.Equal(r.bytes(), o.bytes())
 }
 
 // stall is the longest occurrence of a stage in a kernel.request: it gives a
@@ -68,6 +89,7 @@ var (
 	spikeOverhead  = allocated(int(unsafe.Sizeof(spike{}))) + allocated(int(unsafe.Sizeof(point{}))) + pointInWindow + 16
 	stallSize      = int(unsafe.Sizeof(stall{}))
 	indexOverhead  = mapEntry(unsafe.Sizeof(pcommon.SpanID{}), 4)
+	twinOverhead   = mapEntry(unsafe.Sizeof(twin{}), 4)
 	lateOverhead   = recordSize + recordSize/4                                // one in a slice that grows by doubling
 	internOverhead = allocated(int(unsafe.Sizeof(scope{}))) + mapEntry(16, 8) // a resource is no larger
 )
@@ -158,8 +180,17 @@ func (b *buffer) charge(tr *trace, n int) {
 // add puts a span into its trace, unless the very same span is there already.
 func (b *buffer) add(tr *trace, rec record) bool {
 	if i, ok := tr.find(rec.id); ok {
-		old := &tr.records[i]
-		if old.scope == rec.scope && old.parent == rec.parent && bytes.Equal(old.bytes(), rec.bytes()) {
+		if tr.records[i].same(&rec) {
+			return false
+		}
+		key := twinOf(&rec)
+		if i, ok := tr.twins[key]; !ok {
+			if tr.twins == nil {
+				tr.twins = map[twin]int32{}
+			}
+			tr.twins[key] = int32(len(tr.records))
+			b.charge(tr, twinOverhead)
+		} else if tr.records[i].same(&rec) {
 			return false
 		}
 	}

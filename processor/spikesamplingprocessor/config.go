@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/sampling"
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/confmap"
 	"go.opentelemetry.io/collector/pdata/ptrace"
@@ -126,8 +127,8 @@ type PolicyConfig struct {
 	OTTLCondition *OTTLConfig          `mapstructure:"ottl_condition"`
 	MustKeep      *MustKeepConfig      `mapstructure:"must_keep"`
 	Drop          *OTTLConfig          `mapstructure:"drop"`
-	// MaxTracesPerSecond bounds what the policy keeps; 0 is no bound. What it
-	// keeps says how many it stands for.
+	// MaxTracesPerSecond bounds what the policy keeps on average, 0.001 to 1e9; 0
+	// is no bound. What it keeps says how many it stands for.
 	MaxTracesPerSecond float64 `mapstructure:"max_traces_per_second"`
 	// prevent unkeyed literal initialization
 	_ struct{}
@@ -137,7 +138,8 @@ type PolicyConfig struct {
 type SpikeConfig struct {
 	// KeepLone keeps spikes that belong to no cluster too.
 	KeepLone bool `mapstructure:"keep_lone"`
-	// MaxTracesPerCluster bounds what is kept of one cluster; 0 is no bound.
+	// MaxTracesPerCluster bounds what is kept of one cluster on average, at least
+	// 3; 0 is no bound.
 	MaxTracesPerCluster int `mapstructure:"max_traces_per_cluster"`
 	// prevent unkeyed literal initialization
 	_ struct{}
@@ -245,29 +247,36 @@ func (c *Config) Validate() error {
 		fmt.Sprintf("set at most decision_wait (%v)", c.DecisionWait))
 	bad(c.MaxTraceDuration >= c.DecisionWait, "max_trace_duration", c.MaxTraceDuration,
 		fmt.Sprintf("set at least decision_wait (%v)", c.DecisionWait))
+	bad(c.MaxTraceDuration <= maxWait, "max_trace_duration", c.MaxTraceDuration, fmt.Sprintf("set at most %v", maxWait))
 	bad(c.MaxBufferMiB >= 1 && c.MaxBufferMiB <= 1<<20, "max_buffer_mib", c.MaxBufferMiB, "set 1 to 1048576")
 	bad(c.MaxAttributeBytes == 0 || c.MaxAttributeBytes >= minAttributeBytes && c.MaxAttributeBytes <= 1<<30, "max_attribute_bytes", c.MaxAttributeBytes,
 		fmt.Sprintf("set 0 (nothing is cut) or %d to 1073741824: shorter values are names that policies and root causes go by", minAttributeBytes))
-	bad(c.DecisionCache.SampledCacheSize >= 0, "decision_cache::sampled_cache_size", c.DecisionCache.SampledCacheSize, "set 0 (late spans start a new trace) or more")
-	bad(c.DecisionCache.NonSampledCacheSize >= 0, "decision_cache::non_sampled_cache_size", c.DecisionCache.NonSampledCacheSize, "set 0 (late spans start a new trace) or more")
+	cached := func(key string, n int) {
+		bad(n >= 0 && n <= maxCached, key, n, fmt.Sprintf("set 0 (late spans start a new trace) to %d", maxCached))
+	}
+	cached("decision_cache::sampled_cache_size", c.DecisionCache.SampledCacheSize)
+	cached("decision_cache::non_sampled_cache_size", c.DecisionCache.NonSampledCacheSize)
 
 	b := c.Baseline
 	bad(b.Quantile > 0 && b.Quantile < 1, "baseline::quantile", b.Quantile, "set a number between 0 and 1, such as 0.99")
 	bad(b.Factor >= 1 && !math.IsInf(b.Factor, 1), "baseline::factor", b.Factor, "set 1 or more")
-	bad(b.Window >= time.Minute, "baseline::window", b.Window, "set at least 1m")
-	bad(b.MinSamples >= 2, "baseline::min_samples", b.MinSamples, "set at least 2")
+	bad(b.Window >= time.Minute && b.Window <= maxWait, "baseline::window", b.Window, fmt.Sprintf("set at least 1m, at most %v", maxWait))
+	bad(b.MinSamples >= 2 && b.MinSamples <= maxBaselineSamples, "baseline::min_samples", b.MinSamples,
+		fmt.Sprintf("set at least 2, at most %d, or no series ever has an opinion", maxBaselineSamples))
 	bad(b.MinExcess >= 0, "baseline::min_excess", b.MinExcess, "set 0 or more")
 	positive("baseline::fallback_threshold", b.FallbackThreshold)
 	bad(b.MaxSeries >= 100, "baseline::max_series", b.MaxSeries, "set at least 100: one operation has up to 40 series, its parent's included")
+	bad(b.MaxSeries <= maxSeries, "baseline::max_series", b.MaxSeries, fmt.Sprintf("set at most %d: each takes up to 15 kB", maxSeries))
 
 	cl := c.Clustering
-	positive("clustering::stride", cl.Stride)
+	bad(cl.Stride >= tickInterval, "clustering::stride", cl.Stride, fmt.Sprintf("set a duration of at least %v, such as 1s: time is looked at so often", tickInterval))
 	bad(cl.Stride <= cl.Window, "clustering::stride", cl.Stride, fmt.Sprintf("set at most clustering::window (%v)", cl.Window))
 	bad(cl.Window <= time.Hour, "clustering::window", cl.Window, "set at most 1h")
-	bad(cl.Eps > 0 && cl.Eps <= farAway, "clustering::eps", cl.Eps, "set a number above 0 and at most 100, such as 0.8")
+	bad(cl.Eps >= minEps && cl.Eps <= farAway, "clustering::eps", cl.Eps, fmt.Sprintf("set a number of at least %g and at most %d, such as 0.8", minEps, farAway))
 	errs = append(errs, cl.validateAxes())
 	bad(cl.MinSamples >= 2, "clustering::min_samples", cl.MinSamples, "set at least 2; lone spikes are kept by the spike policy's keep_lone")
-	if need := clusterWaitFor(cl); cl.Eps > 0 && cl.Eps <= farAway {
+	bad(cl.MinSamples <= maxPartition, "clustering::min_samples", cl.MinSamples, fmt.Sprintf("set at most %d: so many spikes are clustered at once", maxPartition))
+	if need := clusterWaitFor(cl); cl.Eps >= minEps && cl.Eps <= farAway {
 		bad(cl.ClusterWait >= need, "clustering::cluster_wait", cl.ClusterWait,
 			fmt.Sprintf("set at least %v (eps in time plus a stride), or a spike is decided before its neighbours can come", need))
 		bad(cl.ClusterWait <= cl.Window/2, "clustering::cluster_wait", cl.ClusterWait, fmt.Sprintf("set at most half of clustering::window (%v)", cl.Window/2))
@@ -333,6 +342,20 @@ func (c *ClusteringConfig) validateAxes() error {
 	return errors.Join(errs...)
 }
 
+// Bounds above which a number is a mistake: what it asks for cannot be had.
+const (
+	maxWait            = 7 * 24 * time.Hour
+	maxCached          = 100_000_000 // some 6 GB
+	maxBaselineSamples = 1_000_000   // in a window
+	maxSeries          = 1_000_000   // some 15 GB
+)
+
+// minEps is the least eps: nearer than any two spikes that are not the same.
+const minEps = 1e-9
+
+// minPercentage is the least probability that a tracestate can tell, 2^-56.
+const minPercentage = 100 * sampling.MinSamplingProbability
+
 // minAttributeBytes is the least length of values that may be cut.
 const minAttributeBytes = 256
 
@@ -344,6 +367,12 @@ const maxPolicies = 64
 const (
 	minScale = 1e-6
 	maxScale = 1e9
+)
+
+// The range of a rate, in traces a second. The least looks back over three hours.
+const (
+	minPerSecond = 0.001
+	maxPerSecond = 1e9
 )
 
 func (p *PolicyConfig) validate() error {
@@ -366,8 +395,8 @@ func (p *PolicyConfig) validate() error {
 			errs = append(errs, fmt.Errorf("type is %q but a block %s is set: remove the block or change the type", p.Type, b.t))
 		}
 	}
-	if r := p.MaxTracesPerSecond; !(r >= 0 && r <= 1e9) { // NaN too
-		errs = append(errs, fmt.Errorf("max_traces_per_second is %v: set 0 (no bound) or more", r))
+	if r := p.MaxTracesPerSecond; r != 0 && !(r >= minPerSecond && r <= maxPerSecond) { // NaN too
+		errs = append(errs, fmt.Errorf("max_traces_per_second is %v: set 0 (no bound), or %v to %.0f", r, minPerSecond, maxPerSecond))
 	} else if r > 0 && p.Type == Drop {
 		errs = append(errs, errors.New("max_traces_per_second is set: a drop policy keeps nothing; remove it"))
 	}
@@ -386,8 +415,9 @@ func (p *PolicyConfig) validate() error {
 			errs = append(errs, errors.New("must_keep::attribute is empty: name an attribute, or leave it out for must_keep"))
 		}
 	case Spike:
-		if p.Spike != nil && p.Spike.MaxTracesPerCluster < 0 {
-			errs = append(errs, fmt.Errorf("spike::max_traces_per_cluster is %d: set 0 (no bound) or more", p.Spike.MaxTracesPerCluster))
+		if p.Spike != nil && p.Spike.MaxTracesPerCluster != 0 && p.Spike.MaxTracesPerCluster < minClusterBound {
+			errs = append(errs, fmt.Errorf("spike::max_traces_per_cluster is %d: set 0 (no bound) or at least %d, of which one is kept outright and the others tell how many more there were",
+				p.Spike.MaxTracesPerCluster, minClusterBound))
 		}
 	case StatusCode:
 		if p.StatusCode == nil || len(p.StatusCode.StatusCodes) == 0 {
@@ -402,8 +432,8 @@ func (p *PolicyConfig) validate() error {
 	case Probabilistic:
 		if p.Probabilistic == nil {
 			errs = append(errs, errors.New("probabilistic::sampling_percentage is missing: set a number above 0 and at most 100"))
-		} else if s := p.Probabilistic.SamplingPercentage; !(s > 0 && s <= 100) { // NaN too
-			errs = append(errs, fmt.Errorf("probabilistic::sampling_percentage is %v: set a number above 0 and at most 100", s))
+		} else if s := p.Probabilistic.SamplingPercentage; !(s >= minPercentage && s <= 100) { // NaN too
+			errs = append(errs, fmt.Errorf("probabilistic::sampling_percentage is %v: set a number above 0 and at most 100, no less than %v", s, minPercentage))
 		}
 	default:
 		errs = append(errs, fmt.Errorf("type is %q: use spike, status_code, ottl_condition, probabilistic, must_keep or drop", p.Type))

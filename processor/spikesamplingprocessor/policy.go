@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"time"
 
 	"github.com/open-telemetry/opentelemetry-collector-contrib/pkg/sampling"
 	"go.opentelemetry.io/collector/component"
@@ -103,76 +102,99 @@ func (p *policy) matches(tr *trace, top *spike) bool {
 }
 
 // chance returns the threshold by which the policy keeps a trace that it
-// matches. It is known before the trace's randomness is looked at, so that the
-// adjusted counts of what is kept add up. limited tells that the rate or the
-// cluster's bound made it stricter.
-func (p *policy) chance(top *spike, now int64) (threshold sampling.Threshold, limited bool) {
-	threshold = p.threshold
-	stricter := func(left, of float64) {
-		if t := thin(left, of); sampling.ThresholdGreater(t, threshold) {
-			threshold, limited = t, true
-		}
-	}
+// matches. It is known before the trace's randomness is looked at, and does not
+// depend on what was kept before, so the adjusted counts of what is kept add up.
+// limited tells that the rate or the cluster's bound made it stricter.
+func (p *policy) chance(tr *trace, top *spike, now int64) (threshold sampling.Threshold, limited bool) {
+	share := 1.0
 	if p.kind == Spike && p.maxCluster > 0 && top.point.cluster != nil {
-		stricter(float64(p.maxCluster-top.point.cluster.kept), float64(p.maxCluster))
+		share = shareOfCluster(top.point.cluster.traces+1, p.maxCluster)
 	}
 	if p.rate != nil {
-		stricter(p.rate.left(now), p.rate.size)
+		share = min(share, p.rate.share(now))
 	}
-	return threshold, limited
+	if t := thresholdFor(share, tr.before()); sampling.ThresholdGreater(t, p.threshold) {
+		return t, true
+	}
+	return p.threshold, false
 }
 
-// thinFrom is the part of a bound that is given away outright, and thinBits the
-// power of two by which the last of the rest stands for.
-const (
-	thinFrom = 0.75
-	thinBits = 16
-)
+// thresholdPrecision is the number of significant hexadecimal digits of a
+// bound's threshold, as the tracestate carries it.
+const thresholdPrecision = 4
 
-// thin returns the threshold by which to keep a trace when so many of a bound
-// are left: the first three quarters are kept all, then ever fewer, by powers of
-// two down to one in 65,536, and none when nothing is left. A bound of n is used
-// up after about 1,500·n traces: the sum of 2^(16·4·k/n) over the n/4 of the
-// last quarter.
-func thin(left, of float64) sampling.Threshold {
-	if left < 1 {
-		return sampling.NeverSampleThreshold
-	}
-	share := left / (of * (1 - thinFrom))
+// thresholdFor returns the threshold that keeps a share, above 0, of the traces
+// that a sampler before this one let through by the given threshold.
+func thresholdFor(share float64, before sampling.Threshold) sampling.Threshold {
 	if share >= 1 {
 		return sampling.AlwaysSampleThreshold
 	}
-	bits := min(thinBits, int(math.Ceil(thinBits*(1-share))))
-	t, err := sampling.UnsignedToThreshold(sampling.MaxAdjustedCount - sampling.MaxAdjustedCount>>bits)
+	probability := max(share*before.Probability(), sampling.MinSamplingProbability)
+	t, err := sampling.ProbabilityToThresholdWithPrecision(probability, thresholdPrecision)
 	if err != nil {
-		return sampling.NeverSampleThreshold // cannot be: bits is small
+		return sampling.NeverSampleThreshold // cannot be: the probability is within its range
 	}
 	return t
 }
 
-// minBurst is the least number of traces that a rate lets through at once.
-const minBurst = 10
+// minClusterBound is the least bound of a cluster: one trace is kept outright,
+// and what may be kept besides tells how many more there were.
+const minClusterBound = 3
 
-// rate is a token bucket.
+// shareOfCluster returns the share that is kept of a cluster's nth trace, counted
+// from 1: all of a third of the bound, then (bound/3/n)^1.5. So no trace is ever
+// out of the question, and what is kept of a cluster, however large, comes to the
+// bound on average: with c for bound/3, c + the sum of (c/n)^1.5 over n > c is
+// less than c + 2c.
+func shareOfCluster(n, bound int) float64 {
+	whole := float64(bound) / 3
+	if float64(n) <= whole {
+		return 1
+	}
+	return math.Pow(whole/float64(n), 1.5)
+}
+
+// A rate looks back over a second, or over the time in which so many traces are
+// allowed if that is longer: fewer are too few to know the traffic by.
+const minAllowed = 10
+
+// rateSlots is the number of parts in which the traces of that time are counted.
+const rateSlots = 10
+
+// rate bounds a policy by the traffic that it has: of the traces of the last
+// while, the next one included, it keeps the share that is allowed.
 type rate struct {
-	perSecond float64
-	size      float64
-	tokens    float64
-	at        int64 // ns since the epoch, 0 before the first use
+	allowed float64 // traces, in the time that is looked back over
+	slot    int64   // ns
+	at      int64   // the slot that counts now, since the epoch
+	traces  [rateSlots + 1]int
+	total   int // of traces
 }
 
 func newRate(perSecond float64) *rate {
-	size := max(perSecond, minBurst)
-	return &rate{perSecond: perSecond, size: size, tokens: size}
+	seconds := max(1, minAllowed/perSecond)
+	return &rate{allowed: perSecond * seconds, slot: int64(seconds / rateSlots * 1e9)}
 }
 
-// left returns what the bucket holds now.
-func (r *rate) left(now int64) float64 {
-	if r.at > 0 && now > r.at {
-		r.tokens = min(r.size, r.tokens+time.Duration(now-r.at).Seconds()*r.perSecond)
+// share returns the share that is kept of the next trace. It is never 0, and is
+// less than 1 only when more have come than are allowed.
+func (r *rate) share(now int64) float64 {
+	for at := max(now/r.slot, r.at); r.at < at; {
+		r.at = max(r.at+1, at-rateSlots) // nothing before that is remembered
+		oldest := &r.traces[r.at%int64(len(r.traces))]
+		r.total -= *oldest
+		*oldest = 0
 	}
-	r.at = now
-	return r.tokens
+	// Of the oldest slot the part that has passed out of sight does not count.
+	oldest := r.traces[(r.at+1)%int64(len(r.traces))]
+	passed := float64(now%r.slot) / float64(r.slot)
+	return min(1, r.allowed/(float64(r.total+1)-passed*float64(oldest)))
+}
+
+// add counts a trace that was decided by share, kept or not.
+func (r *rate) add() {
+	r.traces[r.at%int64(len(r.traces))]++
+	r.total++
 }
 
 // decision is what a kept trace carries, now and when late spans come.
@@ -180,7 +202,17 @@ type decision struct {
 	keep      bool
 	policy    *policy // nil if none matched
 	threshold sampling.Threshold
-	guessed   bool // by a rule that had seen only part of the trace: with which probability it is kept is not known
+	before    sampling.Threshold // by which a sampler before this one had let it through
+	guessed   bool               // by a rule that had seen only part of the trace: with which probability it is kept is not known
+}
+
+// standsFor returns how many of the traces that came to this processor a kept one
+// stands for: the inverse of the probability with which one that came was kept.
+func (d *decision) standsFor() float64 {
+	if !sampling.ThresholdGreater(d.threshold, d.before) {
+		return 1 // what passes the stricter one passes this one too
+	}
+	return d.threshold.AdjustedCount() / d.before.AdjustedCount()
 }
 
 func (d *decision) policyName() string {
@@ -220,7 +252,7 @@ func (p *spikeSampling) apply(tr *trace, top *spike, rnd sampling.Randomness, ea
 		case !pol.matches(tr, top):
 			continue
 		}
-		t, lim := pol.chance(top, now)
+		t, lim := pol.chance(tr, top, now)
 		if lim {
 			limited = append(limited, pol.name)
 		}
@@ -228,19 +260,32 @@ func (p *spikeSampling) apply(tr *trace, top *spike, rnd sampling.Randomness, ea
 			best, threshold = pol, t
 		}
 	}
+	if best != nil && best.rate != nil {
+		best.rate.add() // what another policy decides takes nothing of the rate
+	}
 	if best == nil || !threshold.ShouldSample(rnd) {
 		for _, name := range limited {
 			p.count.limited[name]++
 		}
 		return decision{policy: dropped}
 	}
-	if best.rate != nil {
-		best.rate.tokens--
-	}
 	return decision{
-		keep: true, policy: best, threshold: threshold,
+		keep: true, policy: best, threshold: threshold, before: tr.before(),
 		guessed: (early || tr.reopened) && best.kind != Probabilistic,
 	}
+}
+
+// before returns the threshold by which a sampler before this one let the trace
+// through: that of the span that was the likeliest to come.
+func (tr *trace) before() sampling.Threshold {
+	if tr.th == 0 {
+		return sampling.AlwaysSampleThreshold
+	}
+	t, err := sampling.UnsignedToThreshold(tr.th - 1)
+	if err != nil {
+		return sampling.AlwaysSampleThreshold // cannot be: it was read from a tracestate
+	}
+	return t
 }
 
 // statusBit returns the bit of a status code, 0 for one that there is not.

@@ -44,7 +44,7 @@ type spikeSampling struct {
 	telemetry *metadata.TelemetryBuilder
 	policies  []policy
 	limit     int              // bytes
-	now       func() time.Time // the clock
+	now       func() time.Time // the wall clock
 	ticks     <-chan time.Time // test hook: replaces the ticker
 	ctx       context.Context  // of the processor's own work; ends at Shutdown's deadline
 	cancel    context.CancelFunc
@@ -52,6 +52,10 @@ type spikeSampling struct {
 	done      chan struct{}
 	digests   sync.Pool
 	memory    *memory // nil without a storage extension
+
+	// elapsed returns how long after the beginning a time that now returned was,
+	// by the monotonic clock.
+	elapsed func(time.Time) time.Duration
 
 	mu          sync.Mutex
 	started     bool
@@ -66,10 +70,12 @@ type spikeSampling struct {
 	dropped     *cache[bool] // whether for good, by a drop policy
 	outbox      []*keptTrace
 	outboxBytes int
-	nextStep    int64 // ns since the epoch
-	lastTick    int64
-	finished    bool // all is decided, nothing more comes in
-	open        int  // clusters at the last step
+	nextStep    int64 // by clock
+	began       int64 // ns since the epoch, by the wall clock
+	lastTick    int64 // what clock returned last
+	ahead       int64 // ns: by how much the wall clock was ahead of clock then
+	finished    bool  // all is decided, nothing more comes in
+	open        int   // clusters at the last step
 	count       counts
 	lastError   time.Time // when the log last told of an error downstream
 	// when it last told of a condition that could not be evaluated
@@ -130,6 +136,9 @@ func (p *spikeSampling) Start(ctx context.Context, host component.Host) error {
 // begin sets up what depends on the time.
 func (p *spikeSampling) begin(ctx context.Context) {
 	start := p.now()
+	if p.elapsed == nil {
+		p.elapsed = func(t time.Time) time.Duration { return t.Sub(start) } // both have a reading of that clock
+	}
 	b := p.cfg.Baseline
 	cfg := baseline.Config{
 		Quantile: b.Quantile, Factor: b.Factor, Window: b.Window, MinSamples: b.MinSamples,
@@ -139,7 +148,8 @@ func (p *spikeSampling) begin(ctx context.Context) {
 	p.tails = baseline.NewTails(cfg, start)
 	p.restore(ctx, start)
 	p.clusters = newClusters(p.cfg.Clustering, start.UnixNano())
-	p.lastTick = start.UnixNano()
+	p.began = start.UnixNano()
+	p.lastTick = p.began
 	p.nextStep = p.lastTick + p.cfg.Clustering.Stride.Nanoseconds()
 }
 
@@ -216,11 +226,23 @@ func (p *spikeSampling) ConsumeTraces(_ context.Context, td ptrace.Traces) error
 	return err
 }
 
-// clock returns the time in nanoseconds since the epoch. It never goes back.
+// clock returns the time by which the processor waits, in nanoseconds: that of the
+// wall clock at the beginning and what has passed since by the monotonic one. So
+// it never goes back, and never jumps when the wall clock is set. The times of
+// spans are by the wall clock: onClock and onWall convert.
 func (p *spikeSampling) clock() int64 {
-	p.lastTick = max(p.lastTick, p.now().UnixNano())
+	t := p.now()
+	p.lastTick = max(p.lastTick, p.began+p.elapsed(t).Nanoseconds())
+	p.ahead = t.UnixNano() - p.lastTick
 	return p.lastTick
 }
+
+// onClock converts a span's time, by the wall clock as it goes now, to one by
+// clock. Both are in nanoseconds since the epoch.
+func (p *spikeSampling) onClock(wall int64) int64 { return wall - p.ahead }
+
+// onWall converts a time by clock to one by the wall clock as it goes now.
+func (p *spikeSampling) onWall(at int64) int64 { return at + p.ahead }
 
 // absorb puts a digested batch into the buffer.
 func (p *spikeSampling) absorb(d *digest) error {
@@ -284,6 +306,9 @@ func (p *spikeSampling) note(tr *trace, it *item, now int64) {
 	tr.matched |= it.match
 	if tr.rv == 0 {
 		tr.rv = it.rv
+	}
+	if it.th != 0 && (tr.th == 0 || it.th < tr.th) {
+		tr.th = it.th
 	}
 	if it.role&roleOccurrence != 0 && it.end >= it.start {
 		p.buffer.noteStall(tr, stall{it.parent, it.stage, it.end, it.end - it.start})
@@ -429,7 +454,7 @@ func (p *spikeSampling) publish(res *stepResult, now int64) {
 		p.logger.Info("A cluster of spikes has left the window",
 			zap.String(attrClusterID, cl.id), zap.String(attrIncidentID, cl.incident.id),
 			zap.String("service.name", cl.key.service), zap.String("operation", cl.key.operation), zap.String("stage", cl.key.series),
-			zap.String(attrClusterStart, timestamp(cl.start)), zap.String(attrClusterEnd, timestamp(cl.end)),
+			zap.String(attrClusterStart, timestamp(p.onWall(cl.start))), zap.String(attrClusterEnd, timestamp(p.onWall(cl.end))),
 			zap.Int(attrClusterSize, cl.size), zap.Int("traces_kept", cl.kept))
 	}
 	for _, c := range p.baseline.Step(time.Unix(0, now)) {

@@ -136,8 +136,8 @@ func series(g *baseline.Group, k *seriesKind) *baseline.Series {
 }
 
 // judge learns s or, if it stands out, makes it a spike of the trace that ended
-// at the given time.
-func (p *spikeSampling) judge(sr *baseline.Series, tr *trace, s spike, at, now int64) {
+// at the given time by the wall clock.
+func (p *spikeSampling) judge(sr *baseline.Series, tr *trace, s spike, ended, now int64) {
 	// A fixed threshold makes sense for a delay and for a whole span, not for
 	// what is left over: a stream waits for its engine all its life.
 	s.verdict = sr.Judge(s.seconds, s.kind.rank != rankLeftOver)
@@ -147,6 +147,7 @@ func (p *spikeSampling) judge(sr *baseline.Series, tr *trace, s spike, at, now i
 		}
 		return
 	}
+	at := p.onClock(ended)
 	if at > now || at < now-p.cfg.Clustering.Window.Nanoseconds() {
 		at = now // a skewed clock, or too late to be a neighbour: go by arrival
 	}

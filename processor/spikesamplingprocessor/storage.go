@@ -153,6 +153,7 @@ func (p *spikeSampling) save(now time.Time, last bool) {
 	m.nextSave = now.Add(saveInterval)
 	p.mu.Lock()
 	clock, keys := p.baseline.Clock(), p.baseline.Keys()
+	clock.Rotated = clock.Rotated.Add(time.Duration(p.ahead)) // the next process has another clock, and the same wall clock
 	p.mu.Unlock()
 	var before savedBaseline
 	_, err := m.get(p.ctx, keyBaseline, &before)
