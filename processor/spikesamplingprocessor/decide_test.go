@@ -582,6 +582,29 @@ func TestErrorsDownstreamAreCountedAndDoNotStopTheRest(t *testing.T) {
 	assert.Zero(t, h.p.outboxBytes)
 }
 
+// A buffer that fills up with traces to be kept does not have all others decided
+// on what is there of them.
+func TestAFullBufferDecidesNoMoreThanItHasTooMuch(t *testing.T) {
+	h := newHarness(t, func(c *Config) {
+		c.MaxBufferMiB = 1
+		c.DryRun = true // all are kept
+	})
+	h.blocks = true
+	sent := 0
+	for len(h.p.buffer.traces) == sent {
+		h.send(makeTraces(uint64(sent), app("a", big(2, 1000))))
+		sent++
+	}
+	undecided := len(h.p.buffer.traces)
+	assert.Greater(t, undecided, sent*9/10, "of %d", sent)
+	for range 10 {
+		h.send(makeTraces(uint64(sent), app("a", big(2, 1000))))
+		sent++
+	}
+	assert.Greater(t, len(h.p.buffer.traces), undecided-20, "each makes room for itself")
+	assert.LessOrEqual(t, h.p.buffer.bytes, h.p.limit)
+}
+
 // stuck blocks until it is let go, or its context ends.
 type stuck struct {
 	consumertest.TracesSink
@@ -601,8 +624,8 @@ func (s *stuck) ConsumeTraces(ctx context.Context, td ptrace.Traces) error {
 
 func TestWhileTheNextComponentIsStuckSpansAreTakenUntilTheBufferIsFull(t *testing.T) {
 	next := &stuck{entered: make(chan struct{}, 100), letGo: make(chan struct{})}
-	h := newHarnessTo(t, func(c *Config) { c.MaxBufferMiB = 1 }, next)
-	h.send(makeTraces(1, app("a", span{id: 2, kind: server, to: 2 * time.Second})))
+	h := newHarnessTo(t, func(c *Config) { c.MaxBufferMiB = 1; c.Policies = []PolicyConfig{keepErrs} }, next)
+	h.send(makeTraces(1, app("a", span{id: 2, kind: server, to: 1, status: ptrace.StatusCodeError})))
 	h.clock = h.clock.Add(20 * time.Second)
 	ticked := make(chan struct{})
 	go func() { h.p.tick(); close(ticked) }()
@@ -610,7 +633,7 @@ func TestWhileTheNextComponentIsStuckSpansAreTakenUntilTheBufferIsFull(t *testin
 	refused := 0
 	for i := range uint64(20) {
 		s := big(2, 100_000)
-		s.to = 2 * time.Second // all are kept
+		s.status = ptrace.StatusCodeError // all are kept
 		err := h.p.ConsumeTraces(context.Background(), makeTraces(10+i, app("a", s)))
 		if err != nil {
 			require.ErrorIs(t, err, errBufferFull)
@@ -620,9 +643,9 @@ func TestWhileTheNextComponentIsStuckSpansAreTakenUntilTheBufferIsFull(t *testin
 	}
 	assert.Positive(t, refused)
 	assert.Less(t, refused, 15)
+	<-ticked // nothing waits for the next component
 	close(next.letGo)
-	<-ticked
-	h.pass(time.Second)
+	h.pass(time.Minute)
 	assert.Equal(t, 21-refused, next.SpanCount(), "nothing that was taken is lost")
 	assert.Equal(t, map[string]int64{dropRefused: int64(refused)}, h.sum("spans_dropped", "reason"))
 }
@@ -821,6 +844,7 @@ func TestIngestDecisionsAndStepsAtTheSameTime(t *testing.T) {
 		now.Add(tickInterval.Nanoseconds())
 		h.p.tick()
 	}
+	h.p.drain()
 	h.p.mu.Lock()
 	assert.Empty(t, h.p.buffer.traces)
 	assert.Zero(t, h.p.buffer.bytes)

@@ -33,6 +33,7 @@ type harness struct {
 	sink      *consumertest.TracesSink
 	telemetry *componenttest.Telemetry
 	clock     time.Time
+	blocks    bool // what follows blocks, on purpose: a tick does not wait for it
 }
 
 func newHarness(tb testing.TB, change func(*Config)) *harness {
@@ -97,6 +98,9 @@ func (h *harness) pass(d time.Duration) {
 	for end := h.clock.Add(d); h.clock.Before(end); {
 		h.clock = h.clock.Add(min(tickInterval, end.Sub(h.clock)))
 		h.p.tick()
+		if !h.blocks {
+			h.p.drain()
+		}
 	}
 }
 

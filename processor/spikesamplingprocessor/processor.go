@@ -68,8 +68,9 @@ type spikeSampling struct {
 	clusters    *clusters
 	sampled     *cache[decision]
 	dropped     *cache[bool] // whether for good, by a drop policy
-	outbox      []*keptTrace
-	outboxBytes int
+	outbox      []*keptTrace // decided since the last tick
+	outboxBytes int          // of these and those in delivery
+	delivery    delivery
 	nextStep    int64 // by clock
 	began       int64 // ns since the epoch, by the wall clock
 	lastTick    int64 // what clock returned last
@@ -80,7 +81,8 @@ type spikeSampling struct {
 	lastError   time.Time // when the log last told of an error downstream
 	// when it last told of a condition that could not be evaluated
 	lastConditionError time.Time
-	lastStorageError   time.Time // the deciding goroutine's
+	storageLog         sync.Mutex // of the next one
+	lastStorageError   time.Time
 }
 
 func newProcessor(set processor.Settings, cfg *Config, next consumer.Traces) (*spikeSampling, error) {
@@ -147,6 +149,7 @@ func (p *spikeSampling) begin(ctx context.Context) {
 	p.baseline = baseline.New(cfg, start)
 	p.tails = baseline.NewTails(cfg, start)
 	p.restore(ctx, start)
+	p.delivery.begin(&p.mu)
 	p.clusters = newClusters(p.cfg.Clustering, start.UnixNano())
 	p.began = start.UnixNano()
 	p.lastTick = p.began
@@ -155,7 +158,8 @@ func (p *spikeSampling) begin(ctx context.Context) {
 
 func (p *spikeSampling) run() {
 	defer close(p.done)
-	p.resend()
+	go p.deliver()
+	defer p.endDelivery()
 	ticks := p.ticks
 	if ticks == nil {
 		t := time.NewTicker(tickInterval)
@@ -209,7 +213,7 @@ func (p *spikeSampling) ConsumeTraces(_ context.Context, td ptrace.Traces) error
 	case p.stopped || !p.started:
 		p.mu.Unlock()
 		return errNotRunning
-	case p.outboxBytes >= p.limit:
+	case p.buffer.bytes >= p.limit: // undecided ones alone never fill it: see makeRoom
 		p.count.drop(dropRefused, spans)
 		p.mu.Unlock()
 		return errBufferFull
@@ -293,10 +297,25 @@ func (p *spikeSampling) absorb(d *digest) error {
 	for _, s := range scopes {
 		p.buffer.release(s) // those that no span was kept of
 	}
-	for p.buffer.bytes > p.limit && p.buffer.first != nil {
+	p.makeRoom(now)
+	return nil
+}
+
+// outboxShare is which share of the buffer, one in so many, is for kept traces
+// on their way out alone.
+const outboxShare = 16
+
+// makeRoom decides the oldest traces early, those that the buffer has too much.
+// Those that are kept leave it only when they are sent: so it gives up after
+// some, or all would be decided for the sake of one; if they cannot be sent, the
+// buffer is full and nothing is taken in.
+func (p *spikeSampling) makeRoom(now int64) {
+	room := p.limit / outboxShare
+	excess := func() int { return p.buffer.bytes - (p.limit - room + min(p.outboxBytes, room)) }
+	for most := 4 * excess(); most > 0 && excess() > 0 && p.buffer.first != nil; {
+		most -= p.buffer.first.bytes
 		p.decide(p.buffer.first, earlyBufferFull, now)
 	}
-	return nil
 }
 
 // note updates what the trace knows of itself by a span that was added.
@@ -366,7 +385,7 @@ func (p *spikeSampling) follow(it *item, late *lateSpans) bool {
 }
 
 // enqueue puts a kept trace, whose bytes are charged to the buffer, where the
-// next tick sends it from.
+// next tick hands it on from.
 func (p *spikeSampling) enqueue(k *keptTrace) {
 	p.outbox = append(p.outbox, k)
 	p.outboxBytes += k.bytes
@@ -391,7 +410,7 @@ func (p *spikeSampling) tick() {
 		p.report()
 		p.mu.Unlock()
 	}
-	p.send()
+	p.handOn()
 	p.save(time.Unix(0, now), false)
 }
 
@@ -475,47 +494,13 @@ func (p *spikeSampling) finish() {
 	p.decideDue(func() bool { return p.buffer.first != nil }, func() {
 		p.decide(p.buffer.first, earlyShutdown, now)
 	})
-	p.send()
+	p.handOn()
+	p.drain()
+	p.forget()
 	p.save(time.Unix(0, now), true)
 	p.mu.Lock()
 	p.report()
 	p.mu.Unlock()
-}
-
-// send hands on what was kept since the last time.
-func (p *spikeSampling) send() {
-	p.mu.Lock()
-	out := p.outbox
-	p.outbox = nil
-	p.mu.Unlock()
-	p.record(out)
-	p.sendAll(out)
-	if len(out) > 0 {
-		p.sent()
-	}
-}
-
-// sendAll hands kept traces on, in the order of their decisions.
-func (p *spikeSampling) sendAll(out []*keptTrace) {
-	for _, k := range out {
-		td, malformed := p.assemble(k)
-		var err error
-		if spans := td.SpanCount(); spans > 0 {
-			if err = p.next.ConsumeTraces(p.ctx, td); err != nil {
-				err = fmt.Errorf("trace of %d spans: %w", spans, err)
-			}
-		}
-		p.mu.Lock()
-		p.count.drop(dropMalformed, malformed)
-		p.mu.Unlock()
-		if err != nil {
-			p.refused(err, len(k.records)-malformed)
-		}
-		p.mu.Lock()
-		p.outboxBytes -= k.bytes
-		p.buffer.free(k.records, k.bytes)
-		p.mu.Unlock()
-	}
 }
 
 // refused counts and logs that the next component did not take a kept trace.

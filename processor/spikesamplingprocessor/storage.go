@@ -6,6 +6,7 @@ import (
 	"encoding/gob"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/collector/component"
@@ -21,7 +22,7 @@ import (
 //	baseline          where the baseline is in time, and its groups
 //	baseline/…        one group of series each
 //	undecided         how many traces a crash would lose
-//	kept              how many batches of kept traces follow
+//	kept              which batches of kept traces there are
 //	kept/0, kept/1 …  their spans, until the next component has taken them
 const (
 	keyBaseline  = "baseline"
@@ -35,10 +36,13 @@ const saveInterval = time.Minute
 // keptBatch is how many bytes of kept traces are written at once, about.
 const keptBatch = 4 << 20
 
-// memory is what outlives the process. Only the goroutine that decides uses it;
-// without a storage extension it is nil, and does nothing.
+// memory is what outlives the process. Only the goroutine that decides uses it,
+// but for reading the batches of the last process; without a storage extension it
+// is nil, and does nothing.
 type memory struct {
 	client    storage.Client
+	release   func()
+	kept      keptBatches // as written last
 	nextSave  time.Time
 	undecided undecided // as written last
 }
@@ -47,6 +51,29 @@ type memory struct {
 type undecided struct {
 	Traces, Spans int
 	At            time.Time // to which the counts belong
+}
+
+// keptBatches are those from First up to Next.
+type keptBatches struct{ First, Next int }
+
+// storageUser is one instance's claim on its part of a storage.
+type storageUser struct {
+	storage component.Component
+	id      component.ID
+}
+
+// storageUsers are the instances that run, each of which has its part to itself.
+var storageUsers sync.Map
+
+// claim fails where another instance runs on the same part of a storage: a
+// processor that is named in two pipelines is there twice.
+func claim(ext component.Component, want *component.ID, id component.ID) (release func(), err error) {
+	user := storageUser{ext, id}
+	if _, taken := storageUsers.LoadOrStore(user, nil); taken {
+		return nil, fmt.Errorf("spike_sampling: storage %q is in use by another %q: a processor that is in two pipelines runs twice, "+
+			"and each needs a name of its own, such as %s/a and %s/b", want, id, id.Type(), id.Type())
+	}
+	return func() { storageUsers.Delete(user) }, nil
 }
 
 // openMemory finds the storage extension.
@@ -62,11 +89,16 @@ func openMemory(ctx context.Context, host component.Host, want *component.ID, id
 	if !ok {
 		return nil, fmt.Errorf("spike_sampling: storage %q is no storage extension: name one such as file_storage", want)
 	}
+	release, err := claim(ext, want, id)
+	if err != nil {
+		return nil, err
+	}
 	client, err := st.GetClient(ctx, component.KindProcessor, id, "")
 	if err != nil {
+		release()
 		return nil, fmt.Errorf("spike_sampling: opening storage %q: %w", want, err)
 	}
-	return &memory{client: client}, nil
+	return &memory{client: client, release: release}, nil
 }
 
 func toGob(v any) []byte {
@@ -110,6 +142,10 @@ func (p *spikeSampling) restore(ctx context.Context, now time.Time) {
 		p.storageFailed("How many undecided traces were lost at the last end cannot be told", err)
 	}
 	m.undecided = lost
+	if _, err := m.get(ctx, keyKept, &m.kept); err != nil {
+		p.storageFailed("Kept traces of the last process cannot be found", err)
+	}
+	p.delivery.left = m.kept
 	if lost.Traces > 0 {
 		p.telemetry.ProcessorSpikeSamplingTracesLostAtRestart.Add(p.ctx, int64(lost.Traces))
 		p.logger.Warn("The last process ended without deciding these traces; they are lost, but for spans that came after the count",
@@ -184,11 +220,12 @@ func (p *spikeSampling) save(now time.Time, last bool) {
 }
 
 // record writes down the kept traces before they are sent, and how many are
-// undecided. From then on a crash does not lose them.
-func (p *spikeSampling) record(out []*keptTrace) {
+// undecided. From then on a crash does not lose them. They are in the batches
+// below the number returned.
+func (p *spikeSampling) record(out []*keptTrace) (upTo int) {
 	m := p.memory
 	if m == nil {
-		return
+		return 0
 	}
 	p.mu.Lock()
 	count := undecided{Traces: len(p.buffer.traces), Spans: p.buffer.spans, At: p.now()}
@@ -199,11 +236,10 @@ func (p *spikeSampling) record(out []*keptTrace) {
 	p.mu.Unlock()
 	changed := count.Traces != m.undecided.Traces || count.Spans != m.undecided.Spans
 	if len(out) == 0 && !changed {
-		return
+		return m.kept.Next
 	}
 	m.undecided = count
 	ops := []*storage.Operation{storage.SetOperation(keyUndecided, toGob(count))}
-	batches := 0
 	var err error
 	for len(out) > 0 {
 		td := ptrace.NewTraces()
@@ -216,9 +252,10 @@ func (p *spikeSampling) record(out []*keptTrace) {
 		if err = errors.Join(err, marshalErr); marshalErr != nil {
 			continue
 		}
-		batches++
+		key := keptKey(m.kept.Next)
+		m.kept.Next++
 		// The count comes with the batch: either both are there, or neither.
-		ops = append(ops, storage.SetOperation(keptKey(batches-1), data), storage.SetOperation(keyKept, toGob(batches)))
+		ops = append(ops, storage.SetOperation(key, data), storage.SetOperation(keyKept, toGob(m.kept)))
 		err = errors.Join(err, m.client.Batch(p.ctx, ops...))
 		ops = nil
 	}
@@ -228,43 +265,47 @@ func (p *spikeSampling) record(out []*keptTrace) {
 	if err != nil {
 		p.storageFailed("Kept traces were not written down; a crash would lose them", err)
 	}
+	return m.kept.Next
 }
 
 func keptKey(i int) string { return fmt.Sprintf("%s/%d", keyKept, i) }
 
-// sent forgets what record wrote, once the next component has it.
-func (p *spikeSampling) sent() {
+// forget removes the batches that the next component has.
+func (p *spikeSampling) forget() {
 	m := p.memory
 	if m == nil {
 		return
 	}
-	var n int
-	_, err := m.get(p.ctx, keyKept, &n)
-	if err == nil && n > 0 {
-		ops := []*storage.Operation{storage.DeleteOperation(keyKept)}
-		for i := range n {
-			ops = append(ops, storage.DeleteOperation(keptKey(i)))
-		}
-		err = m.client.Batch(p.ctx, ops...)
+	p.mu.Lock()
+	left := keptBatches{p.delivery.upTo, m.kept.Next}
+	p.mu.Unlock()
+	if left.First <= m.kept.First {
+		return
 	}
-	if err != nil {
+	ops := []*storage.Operation{storage.SetOperation(keyKept, toGob(left))}
+	if left.First == left.Next {
+		ops[0] = storage.DeleteOperation(keyKept)
+	}
+	for i := m.kept.First; i < left.First; i++ {
+		ops = append(ops, storage.DeleteOperation(keptKey(i)))
+	}
+	if err := m.client.Batch(p.ctx, ops...); err != nil {
 		p.storageFailed("Kept traces that were sent could not be removed; a restart would send them again", err)
+		return
 	}
+	m.kept = left
 }
 
 // resend sends the kept traces that the last process had written down and may not
-// have sent.
-func (p *spikeSampling) resend() {
+// have sent, and returns the number of the first batch that is not of these.
+func (p *spikeSampling) resend() (upTo int) {
 	m := p.memory
 	if m == nil {
-		return
+		return 0
 	}
-	var n int
-	if _, err := m.get(p.ctx, keyKept, &n); err != nil {
-		p.storageFailed("Kept traces of the last process cannot be found", err)
-	}
+	left := p.delivery.left
 	spans := 0
-	for i := range n {
+	for i := left.First; i < left.Next; i++ {
 		data, err := m.client.Get(p.ctx, keptKey(i))
 		if err == nil && data != nil {
 			var td ptrace.Traces
@@ -282,7 +323,7 @@ func (p *spikeSampling) resend() {
 	if spans > 0 {
 		p.logger.Info("Kept traces that the last process may not have sent were sent", zap.Int("spans", spans))
 	}
-	p.sent()
+	return left.Next
 }
 
 // close gives the storage back.
@@ -290,6 +331,7 @@ func (m *memory) close(ctx context.Context) error {
 	if m == nil {
 		return nil
 	}
+	defer m.release()
 	if err := m.client.Close(ctx); err != nil {
 		return fmt.Errorf("spike_sampling: closing its storage: %w", err)
 	}
@@ -299,6 +341,8 @@ func (m *memory) close(ctx context.Context) error {
 // storageFailed counts and logs an error of the storage.
 func (p *spikeSampling) storageFailed(what string, err error) {
 	p.telemetry.ProcessorSpikeSamplingStorageErrors.Add(p.ctx, 1)
+	p.storageLog.Lock()
+	defer p.storageLog.Unlock()
 	if now := p.now(); now.Sub(p.lastStorageError) >= errorInterval {
 		p.lastStorageError = now
 		p.logger.Error("The storage extension failed. "+what, zap.Error(err))

@@ -122,6 +122,8 @@ func (tell) ConsumeTraces(context.Context, ptrace.Traces) error {
 	select {}
 }
 
+// However long the next component takes: what is decided meanwhile is written
+// down, and what is undecided counted.
 func TestKilledInTheMidstOfSendingNoKeptTraceIsLostAndTheUndecidedAreCounted(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestTheProcessThatIsKilled$")
@@ -130,12 +132,13 @@ func TestKilledInTheMidstOfSendingNoKeptTraceIsLostAndTheUndecidedAreCounted(t *
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
 	var lines []string
-	for s := bufio.NewScanner(out); s.Scan() && s.Text() != "sending"; {
+	for s := bufio.NewScanner(out); s.Scan() && s.Text() != "written"; {
 		lines = append(lines, s.Text())
 	}
 	require.NoError(t, cmd.Process.Kill()) // SIGKILL
 	err = cmd.Wait()
 	require.ErrorContains(t, err, "killed", strings.Join(lines, "\n"))
+	require.Equal(t, []string{"sending"}, lines, "the first trace is with the next component, and no other one")
 
 	sink := new(consumertest.TracesSink)
 	h := newHarnessOn(t, withStorage, newHost(t, dir), sink)
@@ -158,18 +161,38 @@ func TestKilledInTheMidstOfSendingNoKeptTraceIsLostAndTheUndecidedAreCounted(t *
 	assert.Empty(t, again.sum("traces_lost_at_restart", "reason"))
 }
 
+// A processor that is named in two pipelines is there twice.
+func TestTwoInstancesOfOneNameDoNotShareAStorage(t *testing.T) {
+	on := newHost(t, t.TempDir())
+	first := newHarnessOn(t, withStorage, on)
+	cfg := defaultConfig()
+	withStorage(cfg)
+	second := newTestProcessor(t, cfg, new(consumertest.TracesSink))
+	second.id = first.p.id
+	err := second.Start(t.Context(), on)
+	require.ErrorContains(t, err, "a processor that is in two pipelines runs twice, and each needs a name of its own, such as spike_sampling/a and spike_sampling/b")
+	require.NoError(t, second.Shutdown(t.Context()))
+	require.NoError(t, first.p.Shutdown(t.Context()))
+	next := newHarnessOn(t, withStorage, on) // as after a reload
+	require.NoError(t, next.p.Shutdown(t.Context()))
+}
+
 func TestTheProcessThatIsKilled(t *testing.T) {
 	dir := os.Getenv(crashDir)
 	if dir == "" {
 		t.Skip("runs as the process that the test of a crash kills")
 	}
 	h := newHarnessOn(t, func(c *Config) { withStorage(c); c.Policies = []PolicyConfig{keepErrs} }, newHost(t, dir), tell{})
+	h.blocks = true
 	for i := range uint64(crashKept) {
 		h.send(makeTraces(i, app("a", span{id: 2, kind: server, to: 1, status: ptrace.StatusCodeError})))
+		h.pass(time.Second)
 	}
-	h.pass(3 * time.Second)
+	h.pass(10 * time.Second)
 	for i := range uint64(crashUndecided) {
 		h.send(makeTraces(1000+i, app("a", span{id: 2, kind: server, to: 1})))
 	}
-	h.pass(5 * time.Second) // does not return
+	h.pass(time.Second)
+	fmt.Println("written")
+	select {}
 }
