@@ -3,8 +3,10 @@
 package kerneltest
 
 import (
+	"bufio"
 	"io"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"syscall"
@@ -39,8 +41,9 @@ func write(t *testing.T, conn net.Conn, path string) {
 // answered reads one answer of the server.
 func answered(t *testing.T, conn net.Conn) {
 	t.Helper()
-	answer := "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-	_, err := io.ReadFull(conn, make([]byte, len(answer)))
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	_, err = io.Copy(io.Discard, answer.Body)
 	require.NoError(t, err)
 }
 

@@ -83,6 +83,7 @@ func (p *spikeSampling) deliver() {
 			return
 		}
 		next := p.delivery.parcels[0]
+		p.delivery.parcels[0] = parcel{} // what is handed on is not kept alive
 		p.delivery.parcels = p.delivery.parcels[1:]
 		p.mu.Unlock()
 		for _, k := range next.traces {
