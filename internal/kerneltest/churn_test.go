@@ -188,15 +188,21 @@ func TestAPidGivenOutAgainAtOnceIsTheNewProcess(t *testing.T) {
 			return false
 		}, 10*time.Second, time.Millisecond)
 		second.awaitListening()
-		for i := 0; len(c.all()) < 2; i++ {
+		// what was accepted before the new process was found is not whole, but no less its own
+		whole := 0
+		for i := 0; whole == 0; i++ {
 			require.Less(t, i, 200, "the new process is not seen")
 			second.ask("/second", traceparent)
 			time.Sleep(20 * time.Millisecond)
+			for _, r := range c.all()[1:] {
+				assert.Equal(t, int64(second.pid()), r.pid())
+				assert.Equal(t, filepath.Base(os.Args[0]), r.Resource["process.executable.name"])
+				if r.Attributes["ebpfllm.incomplete"] == false {
+					requireLinked(t, &r)
+					whole++
+				}
+			}
 		}
-		r := &c.all()[1]
-		requireLinked(t, r)
-		assert.Equal(t, int64(first.pid()), r.pid())
-		assert.Equal(t, filepath.Base(os.Args[0]), r.Resource["process.executable.name"])
 	})
 
 	// The kernel side watches a child from its first moment, and user space hears of
@@ -356,7 +362,11 @@ func TestFiveHundredTargets(t *testing.T) {
 		assert.Equal(t, int64(servers[index].port), r.Attributes["server.port"])
 	}
 	c.requireAccount()
-	assert.Zero(t, c.number("map_full"))
+	full := c.points("map_full")
+	delete(full, "threads") // a burst of new threads finds no memory ready: such a one is tracked when it reads, as the requests above show
+	for name, n := range full {
+		assert.Zero(t, n, name)
+	}
 	for _, s := range servers {
 		require.NoError(t, s.cmd.Process.Kill())
 	}
