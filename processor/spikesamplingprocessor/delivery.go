@@ -14,14 +14,16 @@ type delivery struct {
 	pending int           // parcels not handed on yet, with the one in hand, and what the last process left
 	left    keptBatches   // by the last process, in the storage
 	upTo    int           // batches in the storage below this number have been handed on
+	cut     bool          // a shutdown cut a call short: from there on all stays in the storage
 	ended   bool          // no more parcels come
 	over    chan struct{} // closed when the goroutine ends
 }
 
 // parcel is the kept traces of one tick.
 type parcel struct {
-	traces []*keptTrace
-	upTo   int // they are in the storage's batches below this number
+	traces  []*keptTrace
+	upTo    int  // they are in the storage's batches below this number
+	written bool // they really are
 }
 
 // begin sets up the delivery, with what the last process left before it.
@@ -38,14 +40,14 @@ func (p *spikeSampling) handOn() {
 	out := p.outbox
 	p.outbox = nil
 	p.mu.Unlock()
-	upTo := p.record(out)
+	upTo, written := p.record(out)
 	p.forget()
 	if len(out) == 0 {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.delivery.parcels = append(p.delivery.parcels, parcel{out, upTo})
+	p.delivery.parcels = append(p.delivery.parcels, parcel{out, upTo, written})
 	p.delivery.pending++
 	p.delivery.changed.Broadcast()
 }
@@ -87,22 +89,26 @@ func (p *spikeSampling) deliver() {
 		p.delivery.parcels = p.delivery.parcels[1:]
 		p.mu.Unlock()
 		for _, k := range next.traces {
-			p.send(k)
+			p.send(k, next.written)
 		}
 		p.delivered(next.upTo)
 	}
 }
 
+// delivered notes what the storage need not keep.
 func (p *spikeSampling) delivered(upTo int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.delivery.upTo = upTo
+	if !p.delivery.cut {
+		p.delivery.upTo = upTo
+	}
 	p.delivery.pending--
 	p.delivery.changed.Broadcast()
 }
 
-// send hands a kept trace on, and gives up its place in the buffer.
-func (p *spikeSampling) send(k *keptTrace) {
+// send hands a kept trace on, and gives up its place in the buffer. One that was
+// written down is left to the next process if a shutdown cuts the call short.
+func (p *spikeSampling) send(k *keptTrace, written bool) {
 	td, malformed := p.assemble(k)
 	var err error
 	if spans := td.SpanCount(); spans > 0 {
@@ -110,11 +116,13 @@ func (p *spikeSampling) send(k *keptTrace) {
 			err = fmt.Errorf("trace of %d spans: %w", spans, err)
 		}
 	}
-	if err != nil {
+	left := err != nil && written && p.ctx.Err() != nil
+	if err != nil && !left {
 		p.refused(err, len(k.records)-malformed)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.delivery.cut = p.delivery.cut || left
 	p.count.drop(dropMalformed, malformed)
 	p.outboxBytes -= k.bytes
 	p.buffer.free(k.records, k.bytes)

@@ -197,9 +197,13 @@ func (p *spikeSampling) Shutdown(ctx context.Context) error {
 	select {
 	case <-p.done:
 	case <-ctx.Done():
-		p.cancel() // the next component's call ends, the rest is counted as lost
+		p.cancel() // the next component's call ends; the rest is left to the next process, or counted as lost
 		<-p.done
-		err = fmt.Errorf("spike_sampling: kept traces were lost at shutdown: %w", ctx.Err())
+		what := "were lost at shutdown"
+		if p.memory != nil {
+			what = "were not sent before the end of the shutdown; those in the storage are sent at the next start"
+		}
+		err = fmt.Errorf("spike_sampling: kept traces %s: %w", what, ctx.Err())
 	}
 	return errors.Join(err, p.memory.close(context.WithoutCancel(ctx)))
 }

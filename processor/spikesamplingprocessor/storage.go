@@ -221,31 +221,31 @@ func (p *spikeSampling) save(now time.Time, last bool) {
 
 // record writes down the kept traces before they are sent, and how many are
 // undecided. From then on a crash does not lose them. They are in the batches
-// below the number returned.
-func (p *spikeSampling) record(out []*keptTrace) (upTo int) {
+// below the number returned, if they could be written.
+func (p *spikeSampling) record(out []*keptTrace) (upTo int, written bool) {
 	m := p.memory
 	if m == nil {
-		return 0
+		return 0, false
 	}
 	p.mu.Lock()
 	count := undecided{Traces: len(p.buffer.traces), Spans: p.buffer.spans, At: p.now()}
 	for _, k := range p.outbox { // decided since, and not written yet
-		count.Traces++
-		count.Spans += len(k.records)
+		count.add(k, 1)
 	}
 	p.mu.Unlock()
-	changed := count.Traces != m.undecided.Traces || count.Spans != m.undecided.Spans
-	if len(out) == 0 && !changed {
-		return m.kept.Next
-	}
-	m.undecided = count
-	ops := []*storage.Operation{storage.SetOperation(keyUndecided, toGob(count))}
 	var err error
+	if len(out) == 0 && (count.Traces != m.undecided.Traces || count.Spans != m.undecided.Spans) {
+		err = m.write(p.ctx, count)
+	}
+	for _, k := range out {
+		count.add(k, 1)
+	}
 	for len(out) > 0 {
 		td := ptrace.NewTraces()
 		for size := 0; len(out) > 0 && size < keptBatch; out = out[1:] {
 			one, _ := p.assemble(out[0])
 			size += out[0].bytes
+			count.add(out[0], -1)
 			one.ResourceSpans().MoveAndAppendTo(td.ResourceSpans())
 		}
 		data, marshalErr := (&ptrace.ProtoMarshaler{}).MarshalTraces(td)
@@ -254,18 +254,28 @@ func (p *spikeSampling) record(out []*keptTrace) (upTo int) {
 		}
 		key := keptKey(m.kept.Next)
 		m.kept.Next++
-		// The count comes with the batch: either both are there, or neither.
-		ops = append(ops, storage.SetOperation(key, data), storage.SetOperation(keyKept, toGob(m.kept)))
-		err = errors.Join(err, m.client.Batch(p.ctx, ops...))
-		ops = nil
-	}
-	if len(ops) > 0 {
-		err = errors.Join(err, m.client.Batch(p.ctx, ops...))
+		err = errors.Join(err, m.write(p.ctx, count, storage.SetOperation(key, data), storage.SetOperation(keyKept, toGob(m.kept))))
 	}
 	if err != nil {
 		p.storageFailed("Kept traces were not written down; a crash would lose them", err)
 	}
-	return m.kept.Next
+	return m.kept.Next, err == nil
+}
+
+// add counts a kept trace that is not written yet, or with -1 no longer.
+func (u *undecided) add(k *keptTrace, n int) {
+	u.Traces += n
+	u.Spans += n * len(k.records)
+}
+
+// write writes the count with the batch it belongs to: either both are there, or
+// neither.
+func (m *memory) write(ctx context.Context, count undecided, batch ...*storage.Operation) error {
+	if err := m.client.Batch(ctx, append(batch, storage.SetOperation(keyUndecided, toGob(count)))...); err != nil {
+		return err
+	}
+	m.undecided = count
+	return nil
 }
 
 func keptKey(i int) string { return fmt.Sprintf("%s/%d", keyKept, i) }
@@ -310,9 +320,17 @@ func (p *spikeSampling) resend() (upTo int) {
 		if err == nil && data != nil {
 			var td ptrace.Traces
 			if td, err = (&ptrace.ProtoUnmarshaler{}).UnmarshalTraces(data); err == nil {
-				spans += td.SpanCount()
-				if err := p.next.ConsumeTraces(p.ctx, td); err != nil {
-					p.refused(err, td.SpanCount())
+				n := td.SpanCount()
+				sendErr := p.next.ConsumeTraces(p.ctx, td)
+				if sendErr != nil && p.ctx.Err() != nil {
+					p.mu.Lock()
+					p.delivery.upTo, p.delivery.cut = i, true
+					p.mu.Unlock()
+					return i
+				}
+				spans += n
+				if sendErr != nil {
+					p.refused(sendErr, n)
 				}
 			}
 		}
