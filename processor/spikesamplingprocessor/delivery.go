@@ -38,7 +38,7 @@ func (d *delivery) begin(mu *sync.Mutex) {
 func (p *spikeSampling) handOn() {
 	p.mu.Lock()
 	out := p.outbox
-	p.outbox = nil
+	p.outbox, p.waiting = nil, 0
 	p.mu.Unlock()
 	upTo, written := p.record(out)
 	p.forget()

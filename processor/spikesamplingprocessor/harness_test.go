@@ -68,6 +68,7 @@ func newHarnessOn(tb testing.TB, change func(*Config), on component.Host, next .
 	require.NoError(tb, err)
 	p.now = func() time.Time { return h.clock }
 	p.ticks = make(chan time.Time) // never: the test ticks
+	p.early = nil                  // and hands on
 	h.p = p
 	require.NoError(tb, p.Start(tb.Context(), on))
 	tb.Cleanup(func() {

@@ -33,8 +33,8 @@ var (
 // spikeSampling is the processor. One lock guards its state, but for what a
 // clustering step works on (see clusters). Spans are marshalled before it is
 // taken; steps run, and kept traces are put together and sent, after it is given
-// back. One goroutine, run, steps, takes the decisions that time brings and does
-// all the sending, so none of these, nor a slow next component, keeps
+// back. One goroutine, run, steps and takes the decisions that time brings,
+// another, deliver, sends, so none of these, nor a slow next component, keeps
 // ConsumeTraces waiting.
 type spikeSampling struct {
 	id        component.ID
@@ -46,6 +46,7 @@ type spikeSampling struct {
 	limit     int              // bytes
 	now       func() time.Time // the wall clock
 	ticks     <-chan time.Time // test hook: replaces the ticker
+	early     chan struct{}    // asks to hand on before the next tick
 	ctx       context.Context  // of the processor's own work; ends at Shutdown's deadline
 	cancel    context.CancelFunc
 	stop      chan struct{}
@@ -68,7 +69,8 @@ type spikeSampling struct {
 	clusters    *clusters
 	sampled     *cache[decision]
 	dropped     *cache[bool] // whether for good, by a drop policy
-	outbox      []*keptTrace // decided since the last tick
+	outbox      []*keptTrace // decided, and not handed on yet
+	waiting     int          // bytes of these
 	outboxBytes int          // of these and those in delivery
 	delivery    delivery
 	nextStep    int64 // by clock
@@ -98,6 +100,7 @@ func newProcessor(set processor.Settings, cfg *Config, next consumer.Traces) (*s
 		id: set.ID, cfg: cfg, next: next, logger: set.Logger, telemetry: telemetry, policies: policies,
 		limit: cfg.MaxBufferMiB << 20,
 		now:   time.Now,
+		early: make(chan struct{}, 1),
 		stop:  make(chan struct{}), done: make(chan struct{}),
 		digests:    sync.Pool{New: func() any { return newDigest(conditionsOf(policies), cfg.MaxAttributeBytes) }},
 		buffer:     newBuffer(),
@@ -170,6 +173,8 @@ func (p *spikeSampling) run() {
 		select {
 		case <-ticks:
 			p.tick()
+		case <-p.early:
+			p.handOn()
 		case <-p.stop:
 			p.finish()
 			return
@@ -320,6 +325,12 @@ func (p *spikeSampling) makeRoom(now int64) {
 		most -= p.buffer.first.bytes
 		p.decide(p.buffer.first, earlyBufferFull, now)
 	}
+	if p.waiting > room/2 { // a busy buffer has no room for what a tick brings
+		select {
+		case p.early <- struct{}{}:
+		default: // asked already
+		}
+	}
 }
 
 // note updates what the trace knows of itself by a span that was added.
@@ -389,9 +400,10 @@ func (p *spikeSampling) follow(it *item, late *lateSpans) bool {
 }
 
 // enqueue puts a kept trace, whose bytes are charged to the buffer, where the
-// next tick hands it on from.
+// next tick hands it on from, or makeRoom before it.
 func (p *spikeSampling) enqueue(k *keptTrace) {
 	p.outbox = append(p.outbox, k)
+	p.waiting += k.bytes
 	p.outboxBytes += k.bytes
 }
 
