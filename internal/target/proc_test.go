@@ -60,6 +60,18 @@ func TestProcBoundsWhatAProcessSaysOfItself(t *testing.T) {
 	assert.Equal(t, strings.Repeat("é", 128), p.ServiceName)
 }
 
+// A file's name may be any bytes, and names the service where nothing else does.
+func TestTheNameOfAnExecutableIsUTF8(t *testing.T) {
+	f := newFakeProc(t)
+	f.put(42, fakeProcess{exe: "/opt/caf\xe9"})
+	p, err := f.proc().Process(42)
+	require.NoError(t, err)
+	f.proc().Identify(&p)
+	assert.Equal(t, "caf\uFFFD", p.Executable)
+	assert.Equal(t, "caf\uFFFD", p.ServiceName)
+	assert.Equal(t, "/opt/caf\xe9", p.Path, "a rule finds it as it is")
+}
+
 func TestServiceName(t *testing.T) {
 	for environ, want := range map[string]string{
 		"":                                 "",

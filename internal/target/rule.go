@@ -49,7 +49,7 @@ type Process struct {
 	PID, ParentPID uint32
 	StartTime      uint64 // clock ticks after boot; tells a process from an earlier one of the same pid
 	Path           string // of the executable; "" for a kernel thread
-	Executable     string // its base name
+	Executable     string // its base name, as UTF-8
 	CommandLine    string // arguments joined by spaces, at most maxCommandLine bytes
 
 	Identity
@@ -73,5 +73,5 @@ type Listener struct {
 // setPath sets the executable as the link /proc/PID/exe shows it.
 func (p *Process) setPath(link string) {
 	p.Path = strings.TrimSuffix(link, " (deleted)")
-	p.Executable = filepath.Base(p.Path)
+	p.Executable = exportable(filepath.Base(p.Path))
 }
