@@ -23,6 +23,7 @@ type keptTrace struct {
 	records []record
 	bytes   int          // charged to the buffer until it is sent
 	late    bool         // spans that came after their trace's decision
+	written bool         // it is in the storage
 	top     *spike       // nil if nothing stood out
 	cluster *clusterMark // nil for a lone spike
 }

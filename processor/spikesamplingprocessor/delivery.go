@@ -9,21 +9,21 @@ import (
 // component takes, decisions go on, and what was decided is written down. All of
 // it is under the processor's lock.
 type delivery struct {
-	changed sync.Cond
-	parcels []parcel
-	pending int           // parcels not handed on yet, with the one in hand, and what the last process left
-	left    keptBatches   // by the last process, in the storage
-	upTo    int           // batches in the storage below this number have been handed on
-	cut     bool          // a shutdown cut a call short: from there on all stays in the storage
-	ended   bool          // no more parcels come
-	over    chan struct{} // closed when the goroutine ends
+	changed   sync.Cond
+	parcels   []parcel
+	unwritten undecided     // kept traces in these that no storage has
+	pending   int           // parcels not handed on yet, with the one in hand, and what the last process left
+	left      keptBatches   // by the last process, in the storage
+	upTo      int           // batches in the storage below this number have been handed on
+	cut       bool          // a shutdown cut a call short: from there on all stays in the storage
+	ended     bool          // no more parcels come
+	over      chan struct{} // closed when the goroutine ends
 }
 
 // parcel is the kept traces of one tick.
 type parcel struct {
-	traces  []*keptTrace
-	upTo    int  // they are in the storage's batches below this number
-	written bool // they really are
+	traces []*keptTrace
+	upTo   int // those that are written are in the storage's batches below this number
 }
 
 // begin sets up the delivery, with what the last process left before it.
@@ -40,14 +40,19 @@ func (p *spikeSampling) handOn() {
 	out := p.outbox
 	p.outbox, p.waiting = nil, 0
 	p.mu.Unlock()
-	upTo, written := p.record(out)
+	upTo := p.record(out)
 	p.forget()
 	if len(out) == 0 {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.delivery.parcels = append(p.delivery.parcels, parcel{out, upTo, written})
+	for _, k := range out {
+		if !k.written {
+			p.delivery.unwritten.add(k, 1)
+		}
+	}
+	p.delivery.parcels = append(p.delivery.parcels, parcel{out, upTo})
 	p.delivery.pending++
 	p.delivery.changed.Broadcast()
 }
@@ -89,7 +94,7 @@ func (p *spikeSampling) deliver() {
 		p.delivery.parcels = p.delivery.parcels[1:]
 		p.mu.Unlock()
 		for _, k := range next.traces {
-			p.send(k, next.written)
+			p.send(k)
 		}
 		p.delivered(next.upTo)
 	}
@@ -108,7 +113,7 @@ func (p *spikeSampling) delivered(upTo int) {
 
 // send hands a kept trace on, and gives up its place in the buffer. One that was
 // written down is left to the next process if a shutdown cuts the call short.
-func (p *spikeSampling) send(k *keptTrace, written bool) {
+func (p *spikeSampling) send(k *keptTrace) {
 	td, malformed := p.assemble(k)
 	var err error
 	if spans := td.SpanCount(); spans > 0 {
@@ -116,13 +121,16 @@ func (p *spikeSampling) send(k *keptTrace, written bool) {
 			err = fmt.Errorf("trace of %d spans: %w", spans, err)
 		}
 	}
-	left := err != nil && written && p.ctx.Err() != nil
+	left := err != nil && k.written && p.ctx.Err() != nil
 	if err != nil && !left {
 		p.refused(err, len(k.records)-malformed)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delivery.cut = p.delivery.cut || left
+	if !k.written {
+		p.delivery.unwritten.add(k, -1)
+	}
 	p.count.drop(dropMalformed, malformed)
 	p.outboxBytes -= k.bytes
 	p.buffer.free(k.records, k.bytes)

@@ -99,9 +99,14 @@ func TestKeptTracesAreCountedAsUndecidedUntilTheyAreWritten(t *testing.T) {
 		h.p.outbox = nil
 		h.p.mu.Unlock()
 		require.Len(t, out, traces)
-		_, written := h.p.record(out)
+		h.p.record(out)
 		h.p.memory.client = client
-		assert.Equal(t, room == 3, written)
+		written := 0
+		for _, k := range out {
+			if k.written {
+				written++
+			}
+		}
 
 		told := &memory{client: client}
 		var count undecided
@@ -119,6 +124,7 @@ func TestKeptTracesAreCountedAsUndecidedUntilTheyAreWritten(t *testing.T) {
 			there += td.SpanCount()
 		}
 		assert.Equal(t, room, kept.Next)
+		assert.Equal(t, there, written)
 		assert.Equal(t, traces, count.Traces+there, "after %d batches: %d lost, %d kept", room, count.Traces, there)
 		assert.Equal(t, count.Traces, count.Spans)
 	}
@@ -175,4 +181,36 @@ func TestKeptTracesArriveOnceInOrderAndLeaveNothingInTheStorage(t *testing.T) {
 		assert.Nil(t, data, i)
 	}
 	require.NoError(t, m.close(context.Background()))
+}
+
+// What the storage did not take is counted as what a crash would lose until the
+// next component has it, and not after that.
+func TestKeptTracesThatCouldNotBeWrittenAreCountedUntilTheyAreSent(t *testing.T) {
+	on := newHost(t, t.TempDir())
+	next := &stuck{entered: make(chan struct{}, 100), letGo: make(chan struct{})}
+	h := newHarnessOn(t, func(c *Config) { withStorage(c); c.Policies = []PolicyConfig{keepErrs} }, on, next)
+	h.blocks = true
+	const traces = 5
+	for i := range uint64(traces) {
+		h.send(makeTraces(i, app("a", failed(2))))
+	}
+	client := h.p.memory.client
+	h.p.memory.client = &full{Client: client}
+	h.pass(20 * time.Second) // decided, and not written
+	<-next.entered
+	h.p.memory.client = client // there is room again
+	h.pass(tickInterval)
+	told := func() (count undecided) {
+		_, err := (&memory{client: client}).get(context.Background(), keyUndecided, &count)
+		require.NoError(t, err)
+		return count
+	}
+	assert.Equal(t, traces, told().Traces)
+	assert.Equal(t, traces, told().Spans)
+	close(next.letGo)
+	require.NoError(t, h.p.Shutdown(context.Background())) // no tick sees them sent
+	assert.Equal(t, traces, next.SpanCount())
+	again := newHarnessOn(t, withStorage, on)
+	assert.Empty(t, again.sum("traces_lost_at_restart", "reason"), "they were sent")
+	require.NoError(t, again.p.Shutdown(context.Background()))
 }

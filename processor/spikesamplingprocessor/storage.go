@@ -220,18 +220,20 @@ func (p *spikeSampling) save(now time.Time, last bool) {
 }
 
 // record writes down the kept traces before they are sent, and how many are
-// undecided. From then on a crash does not lose them. They are in the batches
-// below the number returned, if they could be written.
-func (p *spikeSampling) record(out []*keptTrace) (upTo int, written bool) {
+// undecided, or kept but neither written nor sent. What is written a crash does
+// not lose. It is in the batches below the number returned.
+func (p *spikeSampling) record(out []*keptTrace) (upTo int) {
 	m := p.memory
 	if m == nil {
-		return 0, false
+		return 0
 	}
 	p.mu.Lock()
 	count := undecided{Traces: len(p.buffer.traces), Spans: p.buffer.spans, At: p.now()}
 	for _, k := range p.outbox { // decided since, and not written yet
 		count.add(k, 1)
 	}
+	count.Traces += p.delivery.unwritten.Traces
+	count.Spans += p.delivery.unwritten.Spans
 	p.mu.Unlock()
 	var err error
 	if len(out) == 0 && (count.Traces != m.undecided.Traces || count.Spans != m.undecided.Spans) {
@@ -241,25 +243,34 @@ func (p *spikeSampling) record(out []*keptTrace) (upTo int, written bool) {
 		count.add(k, 1)
 	}
 	for len(out) > 0 {
-		td := ptrace.NewTraces()
-		for size := 0; len(out) > 0 && size < keptBatch; out = out[1:] {
-			one, _ := p.assemble(out[0])
-			size += out[0].bytes
-			count.add(out[0], -1)
+		td, n, rest := ptrace.NewTraces(), 0, count
+		for size := 0; n < len(out) && size < keptBatch; n++ {
+			one, _ := p.assemble(out[n])
+			size += out[n].bytes
+			rest.add(out[n], -1)
 			one.ResourceSpans().MoveAndAppendTo(td.ResourceSpans())
 		}
+		batch := out[:n]
+		out = out[n:]
 		data, marshalErr := (&ptrace.ProtoMarshaler{}).MarshalTraces(td)
 		if err = errors.Join(err, marshalErr); marshalErr != nil {
 			continue
 		}
 		key := keptKey(m.kept.Next)
 		m.kept.Next++
-		err = errors.Join(err, m.write(p.ctx, count, storage.SetOperation(key, data), storage.SetOperation(keyKept, toGob(m.kept))))
+		if writeErr := m.write(p.ctx, rest, storage.SetOperation(key, data), storage.SetOperation(keyKept, toGob(m.kept))); writeErr != nil {
+			err = errors.Join(err, writeErr)
+			continue
+		}
+		count = rest
+		for _, k := range batch {
+			k.written = true
+		}
 	}
 	if err != nil {
 		p.storageFailed("Kept traces were not written down; a crash would lose them", err)
 	}
-	return m.kept.Next, err == nil
+	return m.kept.Next
 }
 
 // add counts a kept trace that is not written yet, or with -1 no longer.
