@@ -6,6 +6,7 @@ import (
 	"encoding/gob"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"time"
 
@@ -68,6 +69,9 @@ var storageUsers sync.Map
 // claim fails where another instance runs on the same part of a storage: a
 // processor that is named in two pipelines is there twice.
 func claim(ext component.Component, want *component.ID, id component.ID) (release func(), err error) {
+	if !reflect.ValueOf(ext).Comparable() {
+		return func() {}, nil // which one it is cannot be told
+	}
 	user := storageUser{ext, id}
 	if _, taken := storageUsers.LoadOrStore(user, nil); taken {
 		return nil, fmt.Errorf("spike_sampling: storage %q is in use by another %q: a processor that is in two pipelines runs twice, "+
